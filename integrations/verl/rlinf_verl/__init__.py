@@ -1,0 +1,1 @@
+"""The veRL integration: the only code that imports verl."""

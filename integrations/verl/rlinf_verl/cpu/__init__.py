@@ -1,0 +1,1 @@
+"""The CPU platform with virtual devices."""

@@ -1,0 +1,1 @@
+"""Hydra presets, shipped as package data."""

@@ -1,0 +1,1 @@
+"""OpenVLA in veRL: engine, policy server, embodied agent loop, recipes."""

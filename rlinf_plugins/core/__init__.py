@@ -1,0 +1,1 @@
+"""What every part may import; imports no sibling."""

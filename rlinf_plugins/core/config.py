@@ -1,0 +1,84 @@
+"""The config edge: a mapping becomes a frozen dataclass once, with every mistake named.
+
+Inside the library configuration is trusted; nothing is checked twice.
+"""
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from rlinf_plugins.core.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def from_mapping(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    """Build the dataclass ``cls`` from ``values``, nested dataclasses included.
+
+    A dataclass may define ``validate(self, where: str) -> None`` to reject impossible combinations; it is called
+    for each nested config, innermost first.
+
+    Args:
+        cls: A dataclass type whose fields are annotated.
+        values: Plain mapping (of plain mappings), e.g. from YAML.
+        where: Path of the mapping in the user's configuration, e.g. ``"trainer.v1.m2flow"``.
+
+    Raises:
+        ConfigError: An unknown key (valid ones are listed, the nearest is suggested), a wrong type, a missing value
+            or whatever ``validate`` refuses.
+    """
+    _check_keys(cls, values, where)
+    try:
+        config = msgspec.convert(dict(values), cls, strict=True)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {_locate(error)}") from error
+    _validate(config, where)
+    return config
+
+
+def suggest(name: str, valid: typing.Iterable[str]) -> str:
+    """Return ``"did you mean 'x'? valid: a, b, x"`` for a mistyped name."""
+    options = sorted(valid)
+    near = difflib.get_close_matches(name, options, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}valid: {', '.join(options) or 'none'}"
+
+
+def _check_keys(cls: Any, values: Mapping[str, Any], where: str) -> None:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where} must be a mapping of options, got {type(values).__name__}: {values!r}")
+    hints = typing.get_type_hints(cls)
+    fields = {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+    for key, value in values.items():
+        if key not in fields:
+            raise ConfigError(f"unknown option {where}.{key}; {suggest(str(key), fields)}")
+        for nested in _dataclasses_in(fields[key]):
+            if isinstance(value, Mapping):
+                _check_keys(nested, value, f"{where}.{key}")
+
+
+def _dataclasses_in(hint: Any) -> list[Any]:
+    if dataclasses.is_dataclass(hint):
+        return [hint]
+    if typing.get_origin(hint) is not None and type(None) in typing.get_args(hint):
+        return [arg for arg in typing.get_args(hint) if dataclasses.is_dataclass(arg)]
+    return []
+
+
+def _locate(error: msgspec.ValidationError) -> str:
+    text = str(error)
+    return text.replace(" - at `$", " - at `").replace("`.", "`")
+
+
+def _validate(config: Any, where: str) -> None:
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            _validate(value, f"{where}.{field.name}")
+    check = getattr(config, "validate", None)
+    if check is not None:
+        check(where)

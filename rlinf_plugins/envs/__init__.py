@@ -1,0 +1,1 @@
+"""The env-worker pool and its simulator adapters."""

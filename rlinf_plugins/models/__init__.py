@@ -1,0 +1,1 @@
+"""Model families trained by the plugins."""

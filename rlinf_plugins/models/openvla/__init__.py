@@ -1,0 +1,1 @@
+"""OpenVLA and OpenVLA-OFT on current transformers and timm."""

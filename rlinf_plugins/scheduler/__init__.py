@@ -1,0 +1,1 @@
+"""M2Flow: flow, planner, simulator, data channel, device lock and context switcher."""

@@ -1,0 +1,1 @@
+"""The device lock and the context switcher."""

@@ -1,0 +1,1 @@
+"""The search-tool worker pool and its retrievers."""

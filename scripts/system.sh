@@ -1,0 +1,3 @@
+#!/usr/bin/env bash
+# System libraries for the simulators.
+set -euo pipefail

@@ -1,0 +1,46 @@
+from dataclasses import dataclass, field
+
+import pytest
+
+from rlinf_plugins.core.config import from_mapping
+from rlinf_plugins.core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inner:
+    size: int = 1
+    mode: str = "a"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outer:
+    rate: float
+    inner: Inner = field(default_factory=Inner)
+
+    def validate(self, where: str) -> None:
+        if self.rate <= 0:
+            raise ConfigError(f"{where}.rate must be positive, got {self.rate}")
+
+
+def test_builds_nested():
+    assert from_mapping(Outer, {"rate": 0.5, "inner": {"size": 3}}, "x") == Outer(rate=0.5, inner=Inner(size=3))
+
+
+@pytest.mark.parametrize(
+    ("values", "parts"),
+    [
+        ({"rate": 1.0, "inner": {"sizes": 3}}, ["x.inner.sizes", "did you mean 'size'", "mode"]),
+        ({"ratee": 1.0}, ["x.ratee", "did you mean 'rate'"]),
+        ({"rate": "fast"}, ["x", "rate", "float"]),
+        ({"rate": 1.0, "inner": {"size": 1.5}}, ["inner.size", "int"]),
+        ({}, ["rate"]),
+        ({"rate": 0.0}, ["x.rate", "positive", "0.0"]),
+        ({"rate": 1.0, "inner": 3}, ["inner"]),
+        ([1], ["x", "mapping", "list"]),
+    ],
+)
+def test_names_every_mistake(values, parts):
+    with pytest.raises(ConfigError) as caught:
+        from_mapping(Outer, values, "x")
+    for part in parts:
+        assert part in str(caught.value)
