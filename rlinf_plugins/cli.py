@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import sys
+from typing import Annotated
 
 import typer
 
@@ -17,7 +18,7 @@ def build_app() -> typer.Typer:
     app = typer.Typer(name="rlinf-plugins", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
     @app.callback(invoke_without_command=True)
-    def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    def root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
         """Embodied and agentic RL, fast, in veRL."""
         if version:
             typer.echo(__version__)

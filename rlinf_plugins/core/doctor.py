@@ -8,7 +8,7 @@ import importlib.metadata
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -66,12 +66,12 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def doctor(
-        require: list[str] = typer.Option([], help="Feature that must work, e.g. maniskill; may be repeated."),
-        as_json: bool = typer.Option(False, "--json", help="Print a JSON list instead of the table."),
+        require: Annotated[list[str] | None, typer.Option(help="Feature that must work; may be repeated.")] = None,
+        as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of the table.")] = False,
     ) -> None:
         """Check versions, plugin, patches, devices, engines and simulators; exit non-zero where one cannot run."""
         results = list(run_checks())
-        failing = unusable(results, set(require))
+        failing = unusable(results, set(require or []))
         if as_json:
             typer.echo(json.dumps([asdict(result) for result in results], indent=2))
         else:
