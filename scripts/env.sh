@@ -54,6 +54,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
   # addsitedir, not a plain path line, so that .pth files of the locked packages are honoured too.
   printf 'import site; site.addsitedir("%s")\n' "$base/lib/python$tag/site-packages" >"$site/_locked_packages.pth"
   .venv/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable . >/dev/null 2>.venv/install.log || { cat .venv/install.log >&2; exit 1; }
+  rm -rf rlinf_plugins.egg-info # a build leftover that would shadow the installed metadata when run from here
   printf '%s' "$want" >"$stamp"
 fi
 printf '%s\n' "$PWD/.venv/bin/python"
