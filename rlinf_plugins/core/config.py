@@ -35,7 +35,7 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     try:
         config = msgspec.convert(dict(values), cls, strict=True)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {_locate(error)}") from error
+        raise ConfigError(_describe(str(error), values, where)) from error
     _validate(config, where)
     return config
 
@@ -69,9 +69,15 @@ def _dataclasses_in(hint: Any) -> list[Any]:
     return []
 
 
-def _locate(error: msgspec.ValidationError) -> str:
-    text = str(error)
-    return text.replace(" - at `$", " - at `").replace("`.", "`")
+def _describe(message: str, values: Mapping[str, Any], where: str) -> str:
+    """Turn msgspec's ``Expected `float`, got `str` - at `$.a.b``` into a message with the option's path and value."""
+    expected, _, path = message.partition(" - at `$")
+    keys = [key for key in path.rstrip("`").split(".") if key]
+    value: Any = values
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    shown = f" (value: {value!r})" if keys else ""
+    return f"{'.'.join([where, *keys])}: {expected}{shown}"
 
 
 def _validate(config: Any, where: str) -> None:

@@ -160,6 +160,30 @@ class BlankFrameError(RlinfError):
     """A simulator's renderer drew nothing."""
 
 
+class EnvContractError(RlinfError):
+    """An environment breaks the contract of ``rlinf_plugins.envs.protocol``; the message says which sentence of it."""
+
+
+class EnvStartError(RlinfError):
+    """An environment could not be made at all; the message carries the worker's own error."""
+
+
+class RestartStormError(RlinfError):
+    """A worker failed again and again without finishing an episode and is not restarted any more."""
+
+
+class ActionError(RlinfError, ValueError):
+    """Actions have the wrong shape or type for the pool, so that no environment can take them."""
+
+
+class PoolUsageError(RlinfError):
+    """The pool was asked for something its state does not allow: an unknown slot, a step before the first reset."""
+
+
+class SnapshotError(RlinfError):
+    """A snapshot cannot be taken or does not fit the environment."""
+
+
 # --- tools ------------------------------------------------------------------------------------------------------
 
 
@@ -177,3 +201,101 @@ class IndexVersionError(RlinfError):
 
 class PoolClosedError(RlinfError):
     """A pool was used after it was closed, or from another event loop than its own."""
+
+
+# --- scheduler: flow, profile, plan -------------------------------------------------------------------------------
+
+
+class FlowError(RlinfError, ValueError):
+    """A flow is not a usable graph: an unknown stage, a duplicate, a cycle without turns, spans that contradict it."""
+
+
+class ClusterError(RlinfError, ValueError):
+    """A cluster description is inconsistent, or the machines at hand are not the ones it describes."""
+
+
+class ProfileError(RlinfError, ValueError):
+    """A profile is empty, inconsistent, stale, or was measured on other hardware or another configuration."""
+
+
+class PlanError(RlinfError, ValueError):
+    """A plan cannot be read, evaluated or applied; the message names the stage or the resource."""
+
+
+class InfeasiblePlanError(PlanError):
+    """No placement satisfies the constraints; ``conflict`` is a smallest set that cannot hold together.
+
+    Attributes:
+        conflict: The constraints of that set, in words.
+    """
+
+    def __init__(self, message: str, conflict: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.conflict = conflict
+
+
+# --- scheduler: data channel ------------------------------------------------------------------------------------
+
+
+class ChannelError(RlinfError):
+    """Base of what the data channel raises."""
+
+
+class ChannelTimeoutError(ChannelError, TimeoutError):
+    """A channel operation did not finish in its time; the message says what it was waiting for."""
+
+
+class ChannelClosedError(ChannelError):
+    """The channel was closed, so nothing can be put any more."""
+
+
+class EndOfStreamError(ChannelError):
+    """The channel was closed and everything in it was delivered."""
+
+
+class UnknownChannelError(ChannelError, LookupError):
+    """No channel of this name exists; the message lists those that do."""
+
+
+class UnknownMemberError(ChannelError, LookupError):
+    """A producer or consumer is not attached to this broker, e.g. because the broker was restarted."""
+
+
+class ItemTooLargeError(ChannelError, ValueError):
+    """An item can never fit the channel's bounds; the message has both numbers."""
+
+
+class BatchTooLargeError(ChannelError, ValueError):
+    """A batch can never be filled within the channel's bounds; the message has both numbers."""
+
+
+class StaleDeliveryError(ChannelError):
+    """A delivery was acknowledged after its lease had ended; its items belong to someone else now."""
+
+
+class StaleProducerError(ChannelError):
+    """A producer was replaced by a newer one of the same name."""
+
+
+class SequenceGapError(ChannelError):
+    """A producer's items arrived out of order, which would break first-in first-out; nothing was admitted."""
+
+
+class WrongGroupError(ChannelError, ValueError):
+    """A consumer of another group asked for this channel's items."""
+
+
+class UnserialisableItemError(ChannelError, TypeError):
+    """An item cannot be sent to another process; the message names the type and the cause."""
+
+
+class UndecodableItemError(ChannelError):
+    """An item that was delivered cannot be rebuilt in this process; it was handed back to the channel."""
+
+
+class BrokerUnreachableError(ChannelError):
+    """The process that hosts the channel does not answer."""
+
+
+class JournalError(ChannelError):
+    """A channel's journal cannot be written or read."""

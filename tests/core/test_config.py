@@ -31,8 +31,8 @@ def test_builds_nested():
     [
         ({"rate": 1.0, "inner": {"sizes": 3}}, ["x.inner.sizes", "did you mean 'size'", "mode"]),
         ({"ratee": 1.0}, ["x.ratee", "did you mean 'rate'"]),
-        ({"rate": "fast"}, ["x", "rate", "float"]),
-        ({"rate": 1.0, "inner": {"size": 1.5}}, ["inner.size", "int"]),
+        ({"rate": "fast"}, ["x.rate: ", "float", "'fast'"]),
+        ({"rate": 1.0, "inner": {"size": 1.5}}, ["x.inner.size: ", "int", "1.5"]),
         ({}, ["rate"]),
         ({"rate": 0.0}, ["x.rate", "positive", "0.0"]),
         ({"rate": 1.0, "inner": 3}, ["inner"]),

@@ -1,7 +1,23 @@
-"""Commands this part adds to ``rlinf-plugins``."""
+"""Commands the veRL integration adds to ``rlinf-plugins``."""
+
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
+
+    @app.command("make-tiny")
+    def make_tiny(
+        what: Annotated[Literal["text"], typer.Argument(help="Which tiny job.")],
+        folder: Annotated[Path, typer.Argument(help="Where to write model and data.")],
+        seed: Annotated[int, typer.Option(help="Seed of weights and data.")] = 0,
+    ) -> None:
+        """Write the model and data of a tiny recipe and print the command that trains it."""
+        from rlinf_verl import tiny_text
+
+        size = tiny_text.make(folder, seed=seed)
+        typer.echo(f"wrote a random Llama of {size:,} parameters and its data to {folder}")
+        typer.echo("train: python -m verl.trainer.main_ppo +recipe=text_grpo_tiny trainer.v1.trainer_mode=m2flow")

@@ -1,0 +1,84 @@
+"""The options under ``trainer.v1.m2flow``, typed and checked once in the driver."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from omegaconf import DictConfig, OmegaConf
+
+from rlinf_plugins.core.config import from_mapping
+from rlinf_plugins.core.errors import ConfigError
+
+TRAINER_MODE = "m2flow"
+"""Value of ``trainer.v1.trainer_mode`` that turns the plugin on."""
+
+NODE = f"trainer.v1.{TRAINER_MODE}"
+"""Path of the options in veRL's configuration."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VirtualDevicesConfig:
+    """Devices made of CPU cores, for machines without accelerators.
+
+    Attributes:
+        count: Number of devices on this machine; 0 means real accelerators are used.
+        cores_per_device: Cores of each device; None shares the cores of this process evenly. Where there are fewer
+            cores than devices, devices share cores.
+        memory_gb: Memory capacity of each device in GiB; None shares 80 % of the machine's memory evenly.
+    """
+
+    count: int = 0
+    cores_per_device: int | None = None
+    memory_gb: float | None = None
+
+    def validate(self, where: str) -> None:
+        """Reject impossible sizes."""
+        if self.count < 0:
+            raise ConfigError(f"{where}.count must be 0 (use real accelerators) or positive, got {self.count}")
+        if self.cores_per_device is not None and self.cores_per_device < 1:
+            raise ConfigError(f"{where}.cores_per_device must be at least 1, got {self.cores_per_device}")
+        if self.memory_gb is not None and self.memory_gb <= 0:
+            raise ConfigError(f"{where}.memory_gb must be positive, got {self.memory_gb}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class M2FlowConfig:
+    """Options of the trainer mode ``m2flow``.
+
+    Attributes:
+        mode: How stages share devices. ``temporal``: they take turns on one set, as veRL's ``sync`` does.
+        max_failed_fraction: The job stops when more than this share of a step's rollouts failed.
+        stall_timeout_s: The job stops when no rollout finishes for this many seconds.
+        virtual_devices: Devices made of CPU cores; see :class:`VirtualDevicesConfig`.
+        envs: Options of the env-worker pool, read by the embodied agent loop.
+        search: Options of the search-tool pool, read by the Search-R1 agent loop.
+    """
+
+    mode: Literal["temporal"] = "temporal"
+    max_failed_fraction: float = 0.5
+    stall_timeout_s: float = 3600.0
+    virtual_devices: VirtualDevicesConfig = field(default_factory=VirtualDevicesConfig)
+    envs: dict[str, Any] = field(default_factory=dict)
+    search: dict[str, Any] = field(default_factory=dict)
+
+    def validate(self, where: str) -> None:
+        """Reject fractions and timeouts out of range."""
+        if not 0.0 <= self.max_failed_fraction <= 1.0:
+            raise ConfigError(f"{where}.max_failed_fraction must lie in [0, 1], got {self.max_failed_fraction}")
+        if self.stall_timeout_s <= 0:
+            raise ConfigError(f"{where}.stall_timeout_s must be positive, got {self.stall_timeout_s}")
+
+
+def is_requested(config: DictConfig) -> bool:
+    """Whether the user turned the plugin's trainer on."""
+    return bool(OmegaConf.select(config, "trainer.v1.trainer_mode") == TRAINER_MODE)
+
+
+def m2flow_config(config: DictConfig) -> M2FlowConfig:
+    """Read and check ``trainer.v1.m2flow`` from veRL's configuration.
+
+    Raises:
+        ConfigError: An unknown option, a wrong type or an impossible value; valid options are listed.
+    """
+    node = OmegaConf.select(config, NODE)
+    values = OmegaConf.to_container(node, resolve=True) if node is not None else {}
+    return from_mapping(M2FlowConfig, values, NODE)  # type: ignore[arg-type]

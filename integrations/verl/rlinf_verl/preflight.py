@@ -1,0 +1,188 @@
+"""Everything that can be refused before Ray starts, checked in the driver on veRL's own configuration.
+
+veRL's ``main`` calls ``validate_config`` between composing the configuration and starting Ray; the plugin wraps that
+call (see ``plugin.py``) and runs :func:`run` first. Without our trainer mode nothing happens here, except that a
+recipe of ours without the mode is refused: the recipe would otherwise train plain veRL.
+"""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from rlinf_plugins.core.errors import ConfigError, MissingAssetError
+from rlinf_verl import handshake
+from rlinf_verl.config import NODE, TRAINER_MODE, M2FlowConfig, is_requested, m2flow_config
+from rlinf_verl.cpu.devices import DEVICES_ENV, VirtualDevices
+from rlinf_verl.versions import check_host
+
+MANAGER_KEY = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+DEFAULT_MANAGER = "rlinf_verl.trainer.agent_loop.ArrivalAgentLoopManager"
+
+
+def run(config: DictConfig) -> None:
+    """Check the job and complete veRL's configuration in place.
+
+    Raises:
+        PluginNotLoadedError: The plugin is broken in this process.
+        UnsupportedVersionError: The host is not one the plugin was tested with.
+        ConfigError: An option is unknown, of the wrong type, out of range or in conflict with another.
+        MissingAssetError: The model's folder or one of its files is absent.
+    """
+    if not is_requested(config):
+        if "recipe" in config or OmegaConf.select(config, NODE) is not None:
+            raise ConfigError(
+                f"a recipe or {NODE} options are given, but trainer.v1.trainer_mode is "
+                f"{OmegaConf.select(config, 'trainer.v1.trainer_mode')!r}; add trainer.v1.trainer_mode={TRAINER_MODE}"
+            )
+        return
+    handshake.require()
+    check_host()
+    options = m2flow_config(config)
+    check_sizes(config, options)
+    check_model(config)
+    if options.virtual_devices.count:
+        use_virtual_devices(config, options)
+    with open_dict(config):
+        agent = config.actor_rollout_ref.rollout.agent
+        if agent.get("agent_loop_manager_class") is None:
+            agent.agent_loop_manager_class = DEFAULT_MANAGER
+
+
+def check_sizes(config: DictConfig, options: M2FlowConfig) -> None:
+    """Check devices and batch sizes against each other.
+
+    Raises:
+        ConfigError: More devices than exist, or a batch that does not divide; the message does the arithmetic.
+    """
+    trainer, actor, rollout = config.trainer, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    asked = trainer.n_gpus_per_node * trainer.nnodes
+    if options.virtual_devices.count:
+        if trainer.nnodes != 1:
+            raise ConfigError(
+                f"virtual devices exist on one machine only, got trainer.nnodes={trainer.nnodes}; set it to 1"
+            )
+        if asked > options.virtual_devices.count:
+            raise ConfigError(
+                f"trainer.n_gpus_per_node={asked} devices are asked for, but {NODE}.virtual_devices.count is "
+                f"{options.virtual_devices.count}; lower the first or raise the second"
+            )
+    tensor_parallel = rollout.tensor_model_parallel_size * rollout.data_parallel_size
+    if asked % tensor_parallel:
+        raise ConfigError(
+            f"{asked} devices do not divide into rollout replicas of {tensor_parallel} "
+            "(tensor_model_parallel_size x data_parallel_size)"
+        )
+    batch, mini = config.data.train_batch_size, actor.ppo_mini_batch_size
+    if batch % mini:
+        raise ConfigError(
+            f"data.train_batch_size={batch} is not a multiple of actor.ppo_mini_batch_size={mini} prompts; "
+            f"the largest mini-batch that fits is {_largest_divisor(batch, mini)}"
+        )
+    micro = actor.ppo_micro_batch_size_per_gpu
+    rows = mini * rollout.n
+    if not actor.use_dynamic_bsz and micro is not None and rows % (micro * asked):
+        raise ConfigError(
+            f"a mini-batch of {mini} prompts x rollout.n={rollout.n} = {rows} rows does not divide into micro-batches "
+            f"of actor.ppo_micro_batch_size_per_gpu={micro} on {asked} devices; "
+            f"a micro-batch of {_largest_divisor(rows // asked or 1, micro)} fits"
+        )
+
+
+def check_model(config: DictConfig) -> None:
+    """Check that the model's folder holds a readable configuration and complete weights.
+
+    Raises:
+        MissingAssetError: The folder, its ``config.json`` or a weight file is absent.
+        ConfigError: A file is corrupt.
+    """
+    path = Path(os.path.expanduser(str(config.actor_rollout_ref.model.path)))
+    if not path.is_absolute() and not path.exists():
+        return  # a hub name: veRL resolves it
+    if not path.is_dir():
+        raise MissingAssetError(
+            f"actor_rollout_ref.model.path={path} is not a folder; give a Hugging Face model folder"
+        )
+    if not (path / "config.json").is_file():
+        raise MissingAssetError(f"{path} holds no config.json; it is not a Hugging Face model folder")
+    _read_json(path / "config.json")
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(_read_json(index).get("weight_map", {}).values()))
+        missing = [name for name in names if not (path / name).is_file()]
+        if missing:
+            raise MissingAssetError(f"{index} lists weight files that are absent: {', '.join(missing)}; copy them too")
+    for shard in sorted(path.glob("*.safetensors")):
+        _check_safetensors(shard)
+
+
+def use_virtual_devices(config: DictConfig, options: M2FlowConfig) -> None:
+    """Point veRL and Ray at virtual devices: platform, resources, loopback, environment of every worker."""
+    from verl.plugin.platform import set_platform
+
+    from rlinf_verl.cpu.platform import PlatformCPU
+
+    devices = VirtualDevices.divide(
+        options.virtual_devices.count,
+        cores_per_device=options.virtual_devices.cores_per_device,
+        memory_gb=options.virtual_devices.memory_gb,
+    )
+    environment = {
+        "VERL_PLATFORM": "cpu",
+        DEVICES_ENV: devices.to_json(),
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "OMP_NUM_THREADS": str(min(len(cores) for cores in devices.cores)),
+    }
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        del os.environ["CUDA_VISIBLE_DEVICES"]  # Ray would hide the virtual devices behind an empty list
+    os.environ.update(environment)
+    set_platform(PlatformCPU())
+    with open_dict(config):
+        config.trainer.device = "cpu"
+        init = config.ray_kwargs.ray_init
+        _default(init, "num_gpus", devices.count)
+        _default(init, "num_cpus", 8 + 8 * devices.count)  # logical: placement bundles and helper actors ask for these
+        _default(init, "include_dashboard", False)
+        _default(init, "_node_ip_address", "127.0.0.1")
+        env_vars = OmegaConf.select(init, "runtime_env.env_vars") or {}
+        OmegaConf.update(init, "runtime_env.env_vars", {**environment, **env_vars}, force_add=True)
+
+
+def _default(node: DictConfig, key: str, value: Any) -> None:
+    if node.get(key) is None:
+        node[key] = value
+
+
+def _largest_divisor(total: int, limit: int) -> int:
+    return next(d for d in range(min(total, limit), 0, -1) if total % d == 0)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{path} is corrupt: {error}; copy the checkpoint again") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} is corrupt: expected a mapping, found {type(value).__name__}")
+    return value
+
+
+def _check_safetensors(path: Path) -> None:
+    """A safetensors file is an 8-byte header length, the header, then exactly the bytes the header describes."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header_size = int.from_bytes(file.read(8), "little")
+        if size < 8 or header_size > size - 8:
+            raise ConfigError(f"{path} is truncated: {size} bytes do not hold its header; copy the checkpoint again")
+        try:
+            header = json.loads(file.read(header_size))
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{path} is corrupt: unreadable header; copy the checkpoint again") from error
+    expected = 8 + header_size + max(ends, default=0)
+    if size != expected:
+        raise ConfigError(f"{path} is truncated: {size} of {expected} bytes; copy the checkpoint again")

@@ -1,0 +1,73 @@
+"""Agent-loop manager that announces finished prompts and reports failed rollouts with their cause."""
+
+import asyncio
+import traceback
+from typing import Any
+
+import ray
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+
+from rlinf_verl import handshake
+from rlinf_verl.trainer.arrivals import RolloutFailure
+
+# AgentLoopWorkerTQ is wrapped as a Ray actor class; the plain class behind it is what can be subclassed.
+_PlainAgentLoopWorker: type = AgentLoopWorkerTQ.__ray_actor_class__
+
+
+class ArrivalAgentLoopWorker(_PlainAgentLoopWorker):  # type: ignore[misc]
+    """veRL's worker, publishing each prompt to :class:`~rlinf_verl.trainer.arrivals.Arrivals` when it is over."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        handshake.require()
+        super().__init__(*args, **kwargs)
+        self._arrivals: Any = None
+        self._failures: dict[str, list[RolloutFailure]] = {}
+
+    async def set_arrivals(self, arrivals: Any) -> None:
+        """Receive the handle of the Arrivals actor."""
+        self._arrivals = arrivals
+
+    async def run_until_exit(self) -> None:
+        """Never return: the pending call fails when this process dies, which is how the trainer learns of it."""
+        await asyncio.Event().wait()
+
+    async def _run_prompt(self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False) -> None:
+        uid = prompt["uid"]
+        await super()._run_prompt(prompt, sampling_params, trajectory, trace)
+        partition_id = "val" if trajectory["validate"] else "train"
+        await self._arrivals.publish.remote(partition_id, self._failures.pop(uid, []))
+
+    async def _run_agent_loop(self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any) -> Any:
+        try:
+            return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            self._failures.setdefault(kwargs["uid"], []).append(
+                RolloutFailure(
+                    uid=kwargs["uid"],
+                    session_id=kwargs["session_id"],
+                    kind=type(error).__name__,
+                    message=str(error)[:500],
+                    where=f"{frame.filename.rpartition('/')[2]}:{frame.lineno} in {frame.name}",
+                )
+            )
+            raise
+
+
+class ArrivalAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
+    """veRL's manager with workers that announce arrivals; set by the trainer mode where the user names no other."""
+
+    worker_class: type = ArrivalAgentLoopWorker
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.agent_loop_workers_class = ray.remote(self.worker_class)
+
+    def attach_arrivals(self, arrivals: Any) -> list[ray.ObjectRef]:
+        """Give every worker the Arrivals actor.
+
+        Returns:
+            One reference per worker that stays pending until that worker dies.
+        """
+        ray.get([worker.set_arrivals.remote(arrivals) for worker in self.agent_loop_workers])
+        return [worker.run_until_exit.remote() for worker in self.agent_loop_workers]

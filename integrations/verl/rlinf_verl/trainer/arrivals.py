@@ -1,0 +1,56 @@
+"""Arrivals: the event a sampler waits for instead of polling.
+
+Whoever ran a prompt's rollouts publishes it here once its terminal status stands in TransferQueue; the trainer's
+sampler waits for a count. TransferQueue stays the owner of rows and status: an arrival only says that looking is
+worthwhile.
+"""
+
+import asyncio
+from collections import defaultdict
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutFailure:
+    """One rollout that ended without a trajectory.
+
+    Attributes:
+        uid: Prompt the rollout belonged to.
+        session_id: Which of the prompt's rollouts.
+        kind: Type name of the exception.
+        message: Its message.
+        where: Innermost frame, as ``file:line in function``.
+    """
+
+    uid: str
+    session_id: int
+    kind: str
+    message: str
+    where: str
+
+
+class Arrivals:
+    """Counts prompts that reached a terminal status, per partition; runs as an async Ray actor without devices."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = defaultdict(int)
+        self._failures: dict[str, list[RolloutFailure]] = defaultdict(list)
+        self._changed = asyncio.Condition()
+
+    async def publish(self, partition_id: str, failures: list[RolloutFailure]) -> None:
+        """Count one more terminal prompt of ``partition_id`` and keep the failures among its rollouts."""
+        async with self._changed:
+            self._counts[partition_id] += 1
+            self._failures[partition_id].extend(failures)
+            self._changed.notify_all()
+
+    async def wait_for(self, partition_id: str, count: int) -> int:
+        """Return the number of arrivals of ``partition_id`` as soon as it is at least ``count``."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._counts[partition_id] >= count)
+            return self._counts[partition_id]
+
+    async def take_failures(self, partition_id: str) -> list[RolloutFailure]:
+        """Return the failures of ``partition_id`` not taken before, oldest first."""
+        async with self._changed:
+            return self._failures.pop(partition_id, [])

@@ -1,0 +1,83 @@
+"""The trainer mode ``m2flow``: it schedules veRL's stages; the algorithm stays veRL's."""
+
+from typing import Any
+
+import ray
+from omegaconf import DictConfig
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+from rlinf_plugins.core.errors import ConfigError
+from rlinf_verl import handshake
+from rlinf_verl.config import TRAINER_MODE, m2flow_config
+from rlinf_verl.trainer.arrivals import Arrivals
+from rlinf_verl.trainer.replay import ArrivalReplayBuffer
+from rlinf_verl.trainer.workers import WORKER_CLASSES
+
+
+@register_trainer(TRAINER_MODE)
+class M2FlowTrainer(PPOTrainerSync):  # type: ignore[misc]
+    """Temporal mode: stages take turns on one set of devices, exactly as in veRL's ``sync``.
+
+    What differs is that the trainer sleeps until rollouts arrive instead of polling, that failed rollouts are reported
+    with their cause and capped, and that a dead or stalled rollout ends the job with an error that names it.
+    """
+
+    def __init__(self, config: DictConfig) -> None:
+        handshake.require()
+        self.options = m2flow_config(config)
+        super().__init__(config)
+
+    def _build_replay_buffer(self) -> Any:
+        # veRL keys its data path (fetch size, refill, what a checkpoint holds) on this name, and the temporal mode
+        # keeps the contract of `sync`: nothing is in flight between two steps.
+        self.trainer_mode = "sync"
+        sampler = self.config.trainer.v1.sampler
+        if sampler.custom_sampler.path:
+            return super()._build_replay_buffer()
+        metric = self._resolve_filter_groups_metric()
+        refill_failed = bool(sampler.get("sync_refill_failed_groups", False))
+        train_batch_size = self.config.data.train_batch_size
+        rollout = self.config.actor_rollout_ref.rollout
+        one_by_one = metric is not None or refill_failed
+        return ArrivalReplayBuffer(
+            max_failed_fraction=self.options.max_failed_fraction,
+            rollouts_per_prompt={"train": rollout.n, "val": rollout.val_kwargs.n},
+            stall_timeout_s=self.options.stall_timeout_s,
+            trainer_mode=self.trainer_mode,
+            trainer_config=self.config.trainer.v1.get(TRAINER_MODE, {}),
+            max_off_policy_threshold=sampler.max_off_policy_threshold,
+            max_off_policy_strategy=sampler.max_off_policy_strategy,
+            sampler_kwargs=sampler.sampler_kwargs,
+            refill_fn=self._add_prompts_to_generate,
+            filter_groups_metric=metric,
+            sync_refill_failed_groups=refill_failed,
+            train_batch_size=train_batch_size,
+            gen_batch_size=1 if one_by_one else self.config.data.get("gen_batch_size", None) or train_batch_size,
+            max_inflight_gen_batches=self.config.algorithm.filter_groups.max_inflight_gen_batches if metric else 1,
+        )
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        self.role_worker_mapping = {
+            role: ray.remote(WORKER_CLASSES[actor_class.__ray_actor_class__])
+            for role, actor_class in self.role_worker_mapping.items()
+        }
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """Train; see :meth:`verl.trainer.ppo.v1.trainer_base.PPOTrainer.fit`.
+
+        Raises:
+            ConfigError: The agent-loop manager cannot announce arrivals.
+        """
+        if isinstance(self.replay_buffer, ArrivalReplayBuffer):
+            if not hasattr(agent_loop_manager, "attach_arrivals"):
+                name = f"{type(agent_loop_manager).__module__}.{type(agent_loop_manager).__qualname__}"
+                raise ConfigError(
+                    f"agent_loop_manager_class {name} cannot announce finished rollouts; derive it from "
+                    "rlinf_verl.trainer.agent_loop.ArrivalAgentLoopManager, or set "
+                    "trainer.v1.sampler.custom_sampler to a buffer that polls"
+                )
+            arrivals = ray.remote(Arrivals).options(num_cpus=0, max_concurrency=64).remote()
+            self.replay_buffer.attach(arrivals, agent_loop_manager.attach_arrivals(arrivals))
+        super().fit(agent_loop_manager)
