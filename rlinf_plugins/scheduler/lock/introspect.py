@@ -1,0 +1,85 @@
+"""Who holds, who waits, and why, in words."""
+
+from collections.abc import Collection, Iterable, Mapping
+
+from rlinf_plugins.scheduler.lock.occupancy import Occupancy
+from rlinf_plugins.scheduler.lock.records import Claim, Fairness, Held
+from rlinf_plugins.scheduler.lock.types import Holder, LockState, Waiter
+
+_SHOWN = 8
+"""Devices named in one reason; a wait for hundreds of devices must stay readable."""
+
+
+def describe(
+    devices: Occupancy,
+    held: Collection[Held],
+    waits: Collection[Claim],
+    deadlines: Mapping[str, float],
+    fairness: Fairness,
+    now: float,
+    recovering_s: float,
+) -> LockState:
+    """Return the whole state of a lock at ``now``."""
+    return LockState(
+        devices=dict(devices.capacity),
+        free=tuple(name for name in devices.capacity if not devices.mask_of(frozenset((name,))) & devices.busy),
+        holders=tuple(
+            Holder(
+                owner=h.lease.owner,
+                session=h.lease.session,
+                token=h.lease.token,
+                devices=tuple(devices.names(h.mask)),
+                mode="shared" if h.lease.shared else "exclusive",
+                nbytes=h.lease.nbytes,
+                count=h.count,
+                held_s=now - h.since,
+                expires_in_s=deadlines[h.lease.session] - now,
+            )
+            for h in held
+        ),
+        waiters=tuple(
+            Waiter(
+                owner=w.owner,
+                ticket=w.arrival,
+                devices=tuple(devices.names(w.mask)),
+                mode="shared" if w.shared else "exclusive",
+                nbytes=w.nbytes,
+                waited_s=now - w.since,
+                bypassed=w.bypassed,
+                starved=fairness.starved(w, now),
+                why=why(w, devices, held, waits, fairness, now) if not recovering_s else "the lock is recovering",
+            )
+            for w in fairness.order(waits, now)
+        ),
+        recovering_s=recovering_s,
+    )
+
+
+def why(
+    wait: Claim, devices: Occupancy, held: Iterable[Held], waits: Iterable[Claim], fairness: Fairness, now: float
+) -> str:
+    """Say what keeps ``wait`` from its devices."""
+    holders = list(held)
+    kept = {w: w.mask for w in waits if w is not wait and fairness.starved(w, now)}
+    reasons = []
+    for name in devices.names(wait.mask):
+        bit = devices.mask_of(frozenset((name,)))
+        on_it = [h for h in holders if h.mask & bit]
+        blocks = on_it and not (
+            wait.shared and all(h.lease.shared for h in on_it) and devices.left(name) >= wait.nbytes
+        )
+        if blocks and wait.shared and all(h.lease.shared for h in on_it):
+            reasons.append(
+                f"{name} has {devices.left(name)} bytes left of {devices.capacity[name]}, {wait.nbytes} needed"
+            )
+        elif blocks:
+            by = ", ".join(f"{h.lease.owner} (token {h.lease.token}, {now - h.since:.3g} s)" for h in on_it)
+            reasons.append(f"{name} held by {by}")
+        else:
+            reasons += [
+                f"{name} kept for {other.owner}, which has waited {now - other.since:.3g} s"
+                for other, mask in kept.items()
+                if mask & bit
+            ]
+    shown = "; ".join(reasons[:_SHOWN]) or "nothing in the way"
+    return shown if len(reasons) <= _SHOWN else f"{shown}; and {len(reasons) - _SHOWN} more"
