@@ -1,0 +1,179 @@
+"""The asynchronous client of ``/retrieve`` and ``/access`` servers: users' own, Search-R1's, RLinf's and ours."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from time import time
+
+import httpx
+
+from rlinf_plugins.core.errors import ConfigError
+from rlinf_plugins.tools import protocol
+from rlinf_plugins.tools.queries import QueryConfig, QueryRules
+from rlinf_plugins.tools.results import Failure, FailureKind, Outcome, Passages, Query
+from rlinf_plugins.tools.tool import Tool
+
+_RETRYABLE_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+_ONLY_BUSY = frozenset({429, 503})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HttpConfig:
+    """Where a retrieval server is.
+
+    Attributes:
+        url: Its base, e.g. ``"http://127.0.0.1:8000"``; a trailing ``/retrieve`` is accepted as launchers write it.
+        connections: Sockets kept open at most.
+        connect_s: Seconds a connection may take to open.
+        max_reply_bytes: Larger replies are refused.
+    """
+
+    url: str
+    connections: int = 8
+    connect_s: float = 3.0
+    max_reply_bytes: int = 64 * 1024**2
+
+    def validate(self, where: str) -> None:
+        """Reject what is not an http URL."""
+        if not self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"{where}.url must begin with http:// or https://, got {self.url!r}")
+        if self.connections < 1:
+            raise ConfigError(f"{where}.connections must be at least 1, got {self.connections}")
+
+
+class _HttpEndpoint:
+    """One kept-alive client; every way a request can go wrong becomes a failure."""
+
+    def __init__(self, config: HttpConfig, path: str) -> None:
+        base = config.url.rstrip("/").removesuffix("/retrieve").removesuffix("/access")
+        self.url = f"{base}/{path}"
+        self._limit = config.max_reply_bytes
+        # Environment proxies are ignored: retrieval servers are local, and a proxy would see every query.
+        self._client = httpx.AsyncClient(
+            limits=httpx.Limits(max_connections=config.connections, max_keepalive_connections=config.connections),
+            timeout=httpx.Timeout(None, connect=config.connect_s),
+            follow_redirects=False,
+            trust_env=False,
+            headers={"content-type": "application/json"},
+        )
+
+    async def post(self, body: bytes, timeout_s: float) -> bytes | Failure:
+        try:
+            async with self._client.stream("POST", self.url, content=body, timeout=timeout_s) as response:
+                if response.status_code != 200:
+                    return self._status_failure(response)
+                chunks, size = [], 0
+                async for chunk in response.aiter_bytes():
+                    chunks.append(chunk)
+                    size += len(chunk)
+                    if size > self._limit:
+                        return self._failure(FailureKind.BAD_REPLY, f"the reply exceeds {self._limit} bytes")
+                return b"".join(chunks)
+        except httpx.TimeoutException as error:
+            return self._failure(FailureKind.TIMEOUT, f"{type(error).__name__} after {timeout_s:.2f} s")
+        except httpx.RemoteProtocolError as error:  # closed in the middle of a reply, or not HTTP at all
+            return self._failure(FailureKind.BAD_REPLY, f"the reply broke off: {error}")
+        except httpx.HTTPError as error:
+            return self._failure(FailureKind.UNAVAILABLE, f"{type(error).__name__}: {error}")
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    def _status_failure(self, response: httpx.Response) -> Failure:
+        status = response.status_code
+        if response.is_redirect:
+            target = response.headers.get("location", "nowhere")
+            return Failure(
+                kind=FailureKind.STATUS,
+                message=f"{self.url} redirects to {target!r} ({status}); configure the final address",
+                whole_batch=True,
+            )
+        kind = FailureKind.OVERLOADED if status in _ONLY_BUSY else FailureKind.STATUS
+        return Failure(
+            kind=kind,
+            message=f"{self.url} answered {status} {response.reason_phrase}",
+            retryable=status in _RETRYABLE_STATUS,
+            retry_after_s=_retry_after(response.headers.get("retry-after")),
+            whole_batch=True,
+        )
+
+    def _failure(self, kind: FailureKind, message: str) -> Failure:
+        return Failure(kind=kind, message=f"{self.url}: {message}", retryable=True, whole_batch=True)
+
+
+class HttpSearchTool(Tool[Query, Passages]):
+    """Searches a ``/retrieve`` server.
+
+    Args:
+        config: Where it is.
+        queries: What counts as a query, and which queries are equal.
+        version: Index version of the server where it is known, else empty.
+    """
+
+    def __init__(self, config: HttpConfig, queries: QueryConfig | None = None, version: str = "") -> None:
+        self.name = "http-search"
+        self.version = version
+        self._rules = QueryRules(queries or QueryConfig())
+        self._endpoint = _HttpEndpoint(config, "retrieve")
+
+    def key(self, request: Query) -> Hashable:
+        """Equal after the configured normalisation."""
+        return self._rules.key(request)
+
+    def check(self, request: Query) -> Failure | None:
+        """Refuse queries that are empty or too long."""
+        return self._rules.check(request)
+
+    async def run(self, requests: Sequence[Query], timeout_s: float) -> Sequence[Outcome[Passages]]:
+        """Send all queries in one request, with the largest ``topk`` among them."""
+        topk = max(request.topk for request in requests)
+        reply = await self._endpoint.post(protocol.encode_retrieve([r.text for r in requests], topk), timeout_s)
+        if isinstance(reply, Failure):
+            return [reply] * len(requests)
+        outcomes = protocol.decode_retrieve(reply, len(requests), topk)
+        return [self._rules.cut(outcome, request) for outcome, request in zip(outcomes, requests, strict=True)]
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._endpoint.close()
+
+
+class HttpAccessTool(Tool[str, Passages]):
+    """Fetches pages through an ``/access`` server; a request is a URL."""
+
+    def __init__(self, config: HttpConfig) -> None:
+        self.name = "http-access"
+        self._endpoint = _HttpEndpoint(config, "access")
+
+    def key(self, request: str) -> Hashable:
+        """The URL."""
+        return request
+
+    def check(self, request: str) -> Failure | None:
+        """Refuse what is not an http URL."""
+        if request.startswith(("http://", "https://")):
+            return None
+        return Failure(kind=FailureKind.INVALID_REQUEST, message=f"not an http URL: {request[:80]!r}")
+
+    async def run(self, requests: Sequence[str], timeout_s: float) -> Sequence[Outcome[Passages]]:
+        """Send all URLs in one request."""
+        reply = await self._endpoint.post(protocol.encode_access(requests), timeout_s)
+        if isinstance(reply, Failure):
+            return [reply] * len(requests)
+        return protocol.decode_access(reply, len(requests))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._endpoint.close()
+
+
+def _retry_after(header: str | None) -> float | None:
+    """Return the seconds a ``Retry-After`` header asks for: a number or an HTTP date; None where unusable."""
+    if header is None:
+        return None
+    if header.strip().isdigit():
+        return float(header)
+    try:
+        return max(0.0, parsedate_to_datetime(header).timestamp() - time())
+    except ValueError:
+        return None
