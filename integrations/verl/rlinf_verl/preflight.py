@@ -100,12 +100,13 @@ def check_model(config: DictConfig) -> None:
         MissingAssetError: The folder, its ``config.json`` or a weight file is absent.
         ConfigError: A file is corrupt.
     """
-    path = Path(os.path.expanduser(str(config.actor_rollout_ref.model.path)))
-    if not path.is_absolute() and not path.exists():
-        return  # a hub name: veRL resolves it
+    text = str(config.actor_rollout_ref.model.path)
+    path = Path(os.path.expanduser(text))
+    if "://" in text or (not path.exists() and _HUB_NAME.fullmatch(text) and os.environ.get("HF_HUB_OFFLINE") != "1"):
+        return  # remote storage or a hub name: veRL fetches it
     if not path.is_dir():
         raise MissingAssetError(
-            f"actor_rollout_ref.model.path={path} is not a folder; give a Hugging Face model folder"
+            f"actor_rollout_ref.model.path={text} is not a folder; give a folder in Hugging Face's layout"
         )
     if not (path / "config.json").is_file():
         raise MissingAssetError(f"{path} holds no config.json; it is not a Hugging Face model folder")
