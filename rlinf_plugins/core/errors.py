@@ -203,6 +203,10 @@ class PoolClosedError(RlinfError):
     """A pool was used after it was closed, or from another event loop than its own."""
 
 
+class TokenAlignmentError(RlinfError):
+    """Sampled tokens, their mask and their log-probs do not line up; training on them would be wrong."""
+
+
 # --- scheduler: flow, profile, plan -------------------------------------------------------------------------------
 
 
