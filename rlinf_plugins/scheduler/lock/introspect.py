@@ -1,25 +1,18 @@
 """Who holds, who waits, and why, in words."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 
-from rlinf_plugins.scheduler.lock.occupancy import Occupancy
-from rlinf_plugins.scheduler.lock.records import Claim, Fairness, Held
+from rlinf_plugins.scheduler.lock.records import Claim
+from rlinf_plugins.scheduler.lock.table import LeaseTable
 from rlinf_plugins.scheduler.lock.types import Holder, LockState, Waiter
 
 _SHOWN = 8
 """Devices named in one reason; a wait for hundreds of devices must stay readable."""
 
 
-def describe(
-    devices: Occupancy,
-    held: Collection[Held],
-    waits: Collection[Claim],
-    deadlines: Mapping[str, float],
-    fairness: Fairness,
-    now: float,
-    recovering_s: float,
-) -> LockState:
+def describe(table: LeaseTable, deadlines: Mapping[str, float], now: float, recovering_s: float) -> LockState:
     """Return the whole state of a lock at ``now``."""
+    devices, fairness = table.devices, table.fairness
     return LockState(
         devices=dict(devices.capacity),
         free=tuple(name for name in devices.capacity if not devices.mask_of(frozenset((name,))) & devices.busy),
@@ -35,7 +28,7 @@ def describe(
                 held_s=now - h.since,
                 expires_in_s=deadlines[h.lease.session] - now,
             )
-            for h in held
+            for h in table.tokens.values()
         ),
         waiters=tuple(
             Waiter(
@@ -47,20 +40,18 @@ def describe(
                 waited_s=now - w.since,
                 bypassed=w.bypassed,
                 starved=fairness.starved(w, now),
-                why=why(w, devices, held, waits, fairness, now) if not recovering_s else "the lock is recovering",
+                why=why(w, table, now) if not recovering_s else "the lock is recovering",
             )
-            for w in fairness.order(waits, now)
+            for w in fairness.order(table.waits.values(), now)
         ),
         recovering_s=recovering_s,
     )
 
 
-def why(
-    wait: Claim, devices: Occupancy, held: Iterable[Held], waits: Iterable[Claim], fairness: Fairness, now: float
-) -> str:
+def why(wait: Claim, table: LeaseTable, now: float) -> str:
     """Say what keeps ``wait`` from its devices."""
-    holders = list(held)
-    kept = {w: w.mask for w in waits if w is not wait and fairness.starved(w, now)}
+    devices, holders = table.devices, list(table.tokens.values())
+    kept = {w: w.mask for w in table.waits.values() if w is not wait and table.fairness.starved(w, now)}
     reasons = []
     for name in devices.names(wait.mask):
         bit = devices.mask_of(frozenset((name,)))

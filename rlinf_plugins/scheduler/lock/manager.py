@@ -14,27 +14,11 @@ Rules it keeps, whatever the order of calls:
 from collections.abc import Iterable, Mapping
 
 from rlinf_plugins.core.clock import Clock, monotonic
-from rlinf_plugins.core.errors import (
-    DeviceSetError,
-    HoldAndWaitError,
-    LockTimeoutError,
-    NotOwnerError,
-    StaleTokenError,
-)
+from rlinf_plugins.core.errors import DeviceSetError, HoldAndWaitError, LockTimeoutError
 from rlinf_plugins.scheduler.lock import introspect
-from rlinf_plugins.scheduler.lock.occupancy import Occupancy
-from rlinf_plugins.scheduler.lock.records import Claim, Fairness, Held
-from rlinf_plugins.scheduler.lock.types import (
-    Event,
-    Granted,
-    Lease,
-    LockState,
-    Priority,
-    Revoked,
-    Ticket,
-    TimedOut,
-    Withdrawn,
-)
+from rlinf_plugins.scheduler.lock.records import Claim, Fairness
+from rlinf_plugins.scheduler.lock.table import LeaseTable
+from rlinf_plugins.scheduler.lock.types import Event, Lease, LockState, Priority, Ticket, TimedOut
 
 PLAIN = Priority()
 INF = float("inf")
@@ -51,6 +35,8 @@ class LockManager:
         starvation_s: Seconds after which a request lets none pass.
         first_token: Smallest token to grant; a restarted lock starts above its predecessor's.
         recovery_s: Seconds, from now, in which nothing is granted and earlier holders may come forward.
+        stall_s: If the lock was not driven for this long while sessions lived, it was suspended itself and could not
+            hear their heartbeats, so all get a new time to live. It then asks to be driven twice as often as this.
     """
 
     def __init__(
@@ -63,21 +49,17 @@ class LockManager:
         starvation_s: float = 60.0,
         first_token: int = 1,
         recovery_s: float = 0.0,
+        stall_s: float = INF,
     ) -> None:
-        self._devices = Occupancy(capacity)
+        self._table = LeaseTable(capacity, Fairness(max_bypass=max_bypass, starvation_s=starvation_s), first_token)
         self._clock = clock
         self._ttl = ttl_s
-        self._fairness = Fairness(max_bypass=max_bypass, starvation_s=starvation_s)
-        self._next_token = first_token
-        self._next_arrival = 1
-        self._recovered_at = clock() + recovery_s
-        self._recovering = recovery_s > 0
+        self._stall = stall_s
+        self._swept = INF
         self._sessions: dict[str, float] = {}
-        self._held: dict[str, Held] = {}
-        self._tokens: dict[int, Held] = {}
-        self._waits: dict[int, Claim] = {}
-        self._events: list[Event] = []
-        self._wake = self._recovered_at if recovery_s > 0 else INF
+        self._opens_at = clock() + recovery_s
+        self._table.open = recovery_s <= 0
+        self._wake = INF if self._table.open else self._opens_at
 
     def acquire(
         self,
@@ -112,32 +94,31 @@ class LockManager:
             HoldAndWaitError: The owner holds or awaits other devices already.
             LockTimeoutError: ``timeout_s`` is 0 and the devices are taken.
         """
-        now = self._clock()
-        if now >= self._wake:
-            self._sweep(now)
+        table, now = self._table, self._sweep()
         if type(devices) is not frozenset:
             devices = frozenset(devices)
-        mask = self._devices.mask_of(devices)
+        mask = table.devices.mask_of(devices)
         if shared:
-            self._devices.check_share(devices, nbytes)
+            table.devices.check_share(devices, nbytes)
         elif nbytes:
             raise DeviceSetError("an exclusive claim has its devices to itself: nbytes is for shared claims")
         session = session or owner
         self._beat(session, now)
-        claim = Claim(self._next_arrival, owner, session, devices, mask, shared, nbytes, priority, now, now + timeout_s)
-        held = self._held.get(owner)
+        arrival, deadline = table.next_arrival, now + timeout_s
+        claim = Claim(arrival, owner, session, devices, mask, shared, nbytes, priority, now, deadline)
+        held = table.held.get(owner)
         if held is not None:
-            return self._enter_again(held, claim)
-        if any(wait.owner == owner for wait in self._waits.values()):
+            return table.enter_again(held, claim)
+        if table.waits_already(owner):
             raise HoldAndWaitError(f"{owner} already waits for devices; an owner waits for one set at a time")
-        if self._may_enter(claim, now):
-            return self._grant(claim, now)
+        if table.may_enter(claim, now):
+            return table.grant(claim, now)
         if timeout_s <= 0:
             raise LockTimeoutError(f"{owner} did not wait: {self._why(claim, now)}")
-        self._next_arrival += 1
-        self._waits[claim.arrival] = claim
-        self._wake = min(self._wake, claim.deadline)
-        return Ticket(claim.arrival, owner)
+        table.next_arrival += 1
+        table.waits[arrival] = claim
+        self._wake = min(self._wake, deadline)
+        return Ticket(arrival, owner)
 
     def release(self, token: int, owner: str) -> bool:
         """Leave a lease once.
@@ -149,77 +130,90 @@ class LockManager:
             StaleTokenError: The lease ended before, by release or because its session died.
             NotOwnerError: The lease is somebody else's, or there never was one.
         """
-        now = self._clock()
-        if now >= self._wake:
-            self._sweep(now)
-        held = self._owned(token, owner)
+        table, now = self._table, self._sweep()
+        held = table.owned(token, owner)
         held.count -= 1
         if held.count:
             return False
-        self._drop(held)
-        if self._waits:
-            self._serve(now)
+        table.drop(held)
+        if table.waits:
+            table.serve(now)
         return True
+
+    def leave_to(self, owner: str, entries: int) -> None:
+        """Undo the entries of ``owner`` beyond ``entries``: grants it never learnt of, because it stopped waiting."""
+        now = self._sweep()
+        held = self._table.held.get(owner)
+        if held is not None and held.count > entries:
+            held.count = entries
+            if not entries:
+                self._table.drop(held)
+                self._table.serve(now)
+
+    def revoke(self, token: int, reason: str) -> None:
+        """End a lease without its owner; nothing happens if it has ended already."""
+        now = self._sweep()
+        if token in self._table.tokens:
+            self._table.revoke(self._table.tokens[token], reason)
+            self._table.serve(now)
 
     def renew(self, session: str) -> frozenset[int]:
         """Record a heartbeat and return the tokens of the session's leases; what is missing there has been lost."""
-        now = self._clock()
-        if now >= self._wake:
-            self._sweep(now)
-        self._beat(session, now)
-        return frozenset(token for token, held in self._tokens.items() if held.lease.session == session)
+        self._beat(session, self._sweep())
+        return frozenset(token for token, held in self._table.tokens.items() if held.lease.session == session)
 
     def end_session(self, session: str, reason: str) -> None:
         """Take a session for dead at once: its leases end and its requests leave the queue."""
-        now = self._clock()
-        self._sweep(now)
+        now = self._sweep()
         self._sessions.pop(session, None)
-        self._end(session, reason)
-        self._serve(now)
+        self._table.end_session(session, reason)
+        self._table.serve(now)
 
     def cancel(self, ticket: int, reason: str = "cancelled") -> bool:
         """Withdraw a waiting request. False if it does not wait any more: granted, timed out or withdrawn."""
-        now = self._clock()
-        self._sweep(now)
-        wait = self._waits.pop(ticket, None)
-        if wait is None:
+        now = self._sweep()
+        claim = self._table.waits.get(ticket)
+        if claim is None:
             return False
-        self._events.append(Withdrawn(wait.arrival, reason))
-        self._serve(now)
+        self._table.withdraw(claim, reason)
+        self._table.serve(now)
         return True
 
     def reprioritise(self, owner: str, priority: Priority) -> bool:
         """Give the request of ``owner`` a new place in the queue. False if it does not wait."""
-        for wait in self._waits.values():
+        for wait in self._table.waits.values():
             if wait.owner == owner:
                 wait.priority = priority
                 return True
         return False
 
-    def reassert(self, lease: Lease, count: int = 1) -> None:
-        """Let a holder from before a restart keep its lease; only while recovering.
+    @property
+    def recovering(self) -> bool:
+        """Whether the lock still waits for holders from before its restart."""
+        self._sweep()
+        return not self._table.open
 
-        Raises:
-            StaleTokenError: The time for it is over, or the devices are taken.
-        """
-        now = self._clock()
-        self._sweep(now)
-        if lease.token in self._tokens:
-            self._beat(lease.session, now)
-            return
-        if not self._recovering:
-            raise StaleTokenError(f"lease {lease.token} of {lease.owner} was not renewed in time after a restart")
-        mask = self._devices.mask_of(lease.devices)
+    def reassert(self, lease: Lease, count: int = 1) -> bool:
+        """Let a holder from before a restart keep its lease. False if it came too late or its devices are taken."""
+        table, now = self._table, self._sweep()
+        if lease.token in table.tokens:
+            return True
+        mask = table.devices.mask_of(lease.devices)
         claim = Claim(0, lease.owner, lease.session, lease.devices, mask, lease.shared, lease.nbytes, PLAIN, now, INF)
-        if lease.owner in self._held or not self._devices.fits(claim):
-            raise StaleTokenError(f"lease {lease.token} of {lease.owner}: its devices were claimed by another holder")
-        self._next_token = max(self._next_token, lease.token + 1)
+        if table.open or lease.owner in table.held or not table.devices.fits(claim):
+            return False
+        table.next_token = max(table.next_token, lease.token + 1)
+        table.install(lease, claim, now, count)
         self._beat(lease.session, now)
-        self._install(lease, claim, now, count)
+        return True
 
     def tick(self) -> None:
         """Act on deadlines that have passed. A host calls this at ``next_deadline``."""
-        self._sweep(self._clock())
+        self._sweep()
+
+    def now(self) -> float:
+        """Time on the lock's clock."""
+        return self._clock()
 
     def next_deadline(self) -> float | None:
         """Time at which ``tick`` is next needed, if ever."""
@@ -227,117 +221,51 @@ class LockManager:
 
     def drain_events(self) -> list[Event]:
         """Return what has happened to tickets and leases since the last call, oldest first."""
-        events, self._events = self._events, []
+        events = self._table.events
+        if events:
+            self._table.events = []
         return events
 
     def state(self) -> LockState:
         """Return who holds what, who waits for what and why."""
-        now = self._clock()
-        self._sweep(now)
-        recovering_s = self._recovered_at - now if self._recovering else 0.0
-        return introspect.describe(
-            self._devices,
-            self._tokens.values(),
-            self._waits.values(),
-            self._sessions,
-            self._fairness,
-            now,
-            recovering_s,
-        )
+        now = self._sweep()
+        return introspect.describe(self._table, self._sessions, now, 0.0 if self._table.open else self._opens_at - now)
 
     # --- internals ----------------------------------------------------------------------------------------------
 
-    def _enter_again(self, held: Held, claim: Claim) -> Lease:
-        lease = held.lease
-        if claim.mask & ~held.mask or (lease.shared and (not claim.shared or claim.nbytes > lease.nbytes)):
-            raise HoldAndWaitError(
-                f"{lease.owner} holds {', '.join(sorted(lease.devices))} (token {lease.token}) and asks for more; "
-                "release first and acquire the whole set at once"
-            )
-        held.count += 1
-        return lease
-
-    def _may_enter(self, claim: Claim, now: float) -> bool:
-        if self._recovering or not self._devices.fits(claim):
-            return False
-        return not self._waits or not claim.mask & self._fairness.reserved(self._waits.values(), now)
-
-    def _grant(self, claim: Claim, now: float) -> Lease:
-        lease = Lease(self._next_token, claim.owner, claim.session, claim.devices, claim.shared, claim.nbytes)
-        self._next_token += 1
-        self._install(lease, claim, now)
-        for wait in self._waits.values():
-            if wait.arrival < claim.arrival and wait.mask & claim.mask:
-                wait.bypassed += 1
-        return lease
-
-    def _install(self, lease: Lease, claim: Claim, now: float, count: int = 1) -> None:
-        self._devices.take(claim)
-        self._held[lease.owner] = self._tokens[lease.token] = Held(lease, claim, now, count)
-
-    def _drop(self, held: Held) -> None:
-        lease = held.lease
-        del self._held[lease.owner], self._tokens[lease.token]
-        self._devices.give(held.claim)
-
-    def _owned(self, token: int, owner: str) -> Held:
-        held = self._tokens.get(token)
-        if held is not None and held.lease.owner == owner:
-            return held
-        if held is not None:
-            raise NotOwnerError(f"{owner} cannot release lease {token}: it belongs to {held.lease.owner}")
-        if token < self._next_token:
-            raise StaleTokenError(
-                f"lease {token} of {owner} has ended: released before, or its session missed its beats"
-            )
-        raise NotOwnerError(f"{owner} cannot release lease {token}: no such lease was ever granted")
-
-    def _serve(self, now: float) -> None:
-        # One grant at a time: each may starve a request that was overtaken by it, which then keeps its devices.
-        while not self._recovering and (claim := self._next_to_enter(now)) is not None:
-            del self._waits[claim.arrival]
-            self._events.append(Granted(claim.arrival, self._grant(claim, now)))
-
-    def _next_to_enter(self, now: float) -> Claim | None:
-        kept = 0
-        for wait in self._fairness.order(self._waits.values(), now):
-            if not wait.mask & kept and self._devices.fits(wait):
-                return wait
-            if self._fairness.starved(wait, now):
-                kept |= wait.mask
-        return None
-
     def _beat(self, session: str, now: float) -> None:
+        if not self._sessions:
+            self._swept = now
+            self._wake = min(self._wake, now + self._stall / 2)
         self._sessions[session] = deadline = now + self._ttl
         if deadline < self._wake:
             self._wake = deadline
 
-    def _sweep(self, now: float) -> None:
+    def _sweep(self) -> float:
+        """Act on what is due and return the time."""
+        now = self._clock()
         if now < self._wake:
-            return
-        if self._recovering and now >= self._recovered_at:
-            self._recovering = False
+            return now
+        table = self._table
+        if now - self._swept > self._stall:
+            self._sessions = dict.fromkeys(self._sessions, now + self._ttl)
+        if not table.open and now >= self._opens_at:
+            table.open = True
         for session in [name for name, deadline in self._sessions.items() if deadline <= now]:
             del self._sessions[session]
-            self._end(session, f"no heartbeat from {session} for {self._ttl:g} s")
-        for wait in [w for w in self._waits.values() if w.deadline <= now]:
+            table.end_session(session, f"no heartbeat from {session} for {self._ttl:g} s")
+        for wait in [wait for wait in table.waits.values() if wait.deadline <= now]:
             reason = self._why(wait, now)
-            del self._waits[wait.arrival]
-            self._events.append(TimedOut(wait.arrival, reason))
-        self._serve(now)
-        recovered_at = self._recovered_at if self._recovering else INF
-        deadlines = (wait.deadline for wait in self._waits.values())
-        self._wake = min(recovered_at, *deadlines, *self._sessions.values(), INF)
+            del table.waits[wait.arrival]
+            table.events.append(TimedOut(wait.arrival, reason))
+        table.serve(now)
+        opens_at = INF if table.open else self._opens_at
+        waits = (wait.deadline for wait in table.waits.values())
+        self._swept = now if self._sessions else INF
+        self._wake = min(opens_at, *waits, *self._sessions.values(), self._swept + self._stall / 2)
+        return now
 
-    def _end(self, session: str, reason: str) -> None:
-        for held in [held for held in self._tokens.values() if held.lease.session == session]:
-            self._drop(held)
-            self._events.append(Revoked(held.lease, reason))
-        for wait in [wait for wait in self._waits.values() if wait.session == session]:
-            del self._waits[wait.arrival]
-            self._events.append(Withdrawn(wait.arrival, reason))
-
-    def _why(self, wait: Claim, now: float) -> str:
-        if self._recovering:
-            return f"the lock restarted and waits {self._recovered_at - now:.3g} s more for earlier holders"
-        return introspect.why(wait, self._devices, self._tokens.values(), self._waits.values(), self._fairness, now)
+    def _why(self, claim: Claim, now: float) -> str:
+        if not self._table.open:
+            return f"the lock restarted and waits {self._opens_at - now:.3g} s more for earlier holders"
+        return introspect.why(claim, self._table, now)
