@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rlinf_plugins.core.errors import ConfigError, MissingAssetError
@@ -33,13 +34,14 @@ def run(config: DictConfig) -> None:
         ConfigError: An option is unknown, of the wrong type, out of range or in conflict with another.
         MissingAssetError: The model's folder or one of its files is absent.
     """
-    if not is_requested(config):
-        if "recipe" in config or OmegaConf.select(config, NODE) is not None:
-            raise ConfigError(
-                f"a recipe or {NODE} options are given, but trainer.v1.trainer_mode is "
-                f"{OmegaConf.select(config, 'trainer.v1.trainer_mode')!r}; add trainer.v1.trainer_mode={TRAINER_MODE}"
-            )
+    ours = "recipe" in config or OmegaConf.select(config, NODE) is not None
+    if not is_requested(config) and not ours:
         return
+    if not is_requested(config) and not _mode_was_chosen():
+        raise ConfigError(
+            f"a recipe or {NODE} options are given, but not the trainer that reads them; add "
+            f"trainer.v1.trainer_mode={TRAINER_MODE} (or name another of veRL's trainers explicitly)"
+        )
     handshake.require()
     check_host()
     options = m2flow_config(config)
@@ -47,10 +49,20 @@ def run(config: DictConfig) -> None:
     check_model(config)
     if options.virtual_devices.count:
         use_virtual_devices(config, options)
-    with open_dict(config):
-        agent = config.actor_rollout_ref.rollout.agent
-        if agent.get("agent_loop_manager_class") is None:
-            agent.agent_loop_manager_class = DEFAULT_MANAGER
+    if is_requested(config):
+        with open_dict(config):
+            agent = config.actor_rollout_ref.rollout.agent
+            if agent.get("agent_loop_manager_class") is None:
+                agent.agent_loop_manager_class = DEFAULT_MANAGER
+
+
+def _mode_was_chosen() -> bool:
+    """Whether the command line names a trainer, so that another one than ours is a choice and not an omission."""
+    if not HydraConfig.initialized():
+        return False
+    return any(
+        override.lstrip("+").startswith("trainer.v1.trainer_mode=") for override in HydraConfig.get().overrides.task
+    )
 
 
 def check_sizes(config: DictConfig, options: M2FlowConfig) -> None:

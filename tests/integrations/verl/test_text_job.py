@@ -1,0 +1,145 @@
+"""Whole jobs on the tiny text task, through veRL's own command."""
+
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(900)]
+
+RECIPE = "+recipe=text_grpo_tiny"
+M2FLOW = "trainer.v1.trainer_mode=m2flow"
+
+
+def replay(steps: int, checkpoints: str) -> list[str]:
+    """Record the rollouts of the first job and replay them in the later ones, saving after every step."""
+    return [
+        f"trainer.total_training_steps={steps}",
+        "trainer.save_freq=1",
+        f"trainer.default_local_dir={checkpoints}",
+        "skip.rollout_tq.enable=true",
+        "skip.rollout_tq.dump_dir=recorded",
+        "skip.rollout_tq.steps=[1,2]",
+    ]
+
+
+def actor(folder: Path, step: int) -> dict:
+    import torch
+
+    path = folder / f"global_step_{step}" / "actor" / "model_world_size_1_rank_0.pt"
+    state = torch.load(path, weights_only=False)
+    return {name: (t.full_tensor() if hasattr(t, "full_tensor") else t) for name, t in state.items()}
+
+
+def largest_relative_difference(left: dict, right: dict) -> float:
+    assert left.keys() == right.keys()
+    return max(((left[k] - right[k]).norm() / right[k].norm().clamp_min(1e-12)).item() for k in left)
+
+
+@pytest.fixture(scope="module")
+def parity(tiny_text, run_verl):
+    """The same two recorded steps under veRL's ``sync`` and under ``m2flow``."""
+    jobs = {
+        mode: run_verl(tiny_text, mode, RECIPE, f"trainer.v1.trainer_mode={mode}", *replay(2, f"checkpoints-{mode}"))
+        for mode in ("sync", "m2flow")
+    }
+    for job in jobs.values():
+        assert job.returncode == 0, job.tail()
+    return tiny_text, jobs
+
+
+def test_m2flow_takes_the_steps_sync_takes(parity):
+    folder, _ = parity
+    for step in (1, 2):
+        difference = largest_relative_difference(
+            actor(folder / "checkpoints-m2flow", step), actor(folder / "checkpoints-sync", step)
+        )
+        assert difference <= 1e-5, f"step {step}"
+    moved = largest_relative_difference(actor(folder / "checkpoints-sync", 1), actor(folder / "checkpoints-sync", 2))
+    assert moved > 1e-3, "the steps changed nothing, so equality proves nothing"
+
+
+def test_m2flow_reports_the_gradient_norms_sync_reports(parity):
+    _, jobs = parity
+    ours, theirs = ([step["actor/grad_norm"] for step in jobs[mode].metrics] for mode in ("m2flow", "sync"))
+    assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+def test_a_resumed_job_takes_the_same_next_step(parity, run_verl):
+    folder, _ = parity
+    (folder / "resumed").mkdir()
+    start = folder / "checkpoints-m2flow" / "global_step_1"
+    job = run_verl(
+        folder,
+        "resumed",
+        RECIPE,
+        M2FLOW,
+        *replay(2, "resumed"),
+        "trainer.resume_mode=resume_path",
+        f"trainer.resume_from_path={start}",
+    )
+    assert job.returncode == 0, job.tail()
+    assert [step["training/global_step"] for step in job.metrics] == [2]
+    difference = largest_relative_difference(actor(folder / "resumed", 2), actor(folder / "checkpoints-m2flow", 2))
+    assert difference <= 1e-5
+
+
+def test_grpo_learns_the_task(tiny_text, run_verl):
+    job = run_verl(tiny_text, "learn", RECIPE, M2FLOW, "trainer.total_training_steps=60")
+    assert job.returncode == 0, job.tail()
+    scores = [step["critic/score/mean"] for step in job.metrics]
+    assert sum(scores[:3]) / 3 < 0.3, scores
+    assert sum(scores[-5:]) / 5 > 0.9, scores
+
+
+def test_a_raising_agent_loop_is_reported_and_the_step_completes(tiny_text, run_verl):
+    (tiny_text / "loops.yaml").write_text("- {name: fragile, _target_: rlinf_verl_fragile.FragileLoop}\n")
+    (tiny_text / "rlinf_verl_fragile.py").write_text(
+        """
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+
+class FragileLoop(SingleTurnAgentLoop):
+    async def run(self, sampling_params, **kwargs):
+        if kwargs["index"] % 16 == 3 and kwargs["session_id"] == 2:
+            raise ConnectionResetError("the tool hung up")
+        return await super().run(sampling_params, **kwargs)
+"""
+    )
+    fragile = [
+        "actor_rollout_ref.rollout.agent.agent_loop_config_path=loops.yaml",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=fragile",
+        "data.shuffle=false",
+        "data.train_batch_size=8",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=64",
+        "trainer.total_training_steps=2",
+    ]
+    job = run_verl(tiny_text, "fragile", RECIPE, M2FLOW, *fragile, env={"PYTHONPATH": str(tiny_text)})
+    assert job.returncode == 0, job.tail()
+    assert [step["training/rollout_failure/ConnectionResetError"] for step in job.metrics[:1]] == [1]
+    assert "1 of 64 rollouts failed and were left out: 1 x ConnectionResetError at" in job.output
+    assert "the tool hung up" in job.output
+
+
+def test_too_many_failures_stop_the_job(tiny_text, run_verl):
+    (tiny_text / "broken.yaml").write_text("- {name: broken, _target_: rlinf_verl_broken.BrokenLoop}\n")
+    (tiny_text / "rlinf_verl_broken.py").write_text(
+        """
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+
+class BrokenLoop(SingleTurnAgentLoop):
+    async def run(self, sampling_params, **kwargs):
+        raise ConnectionResetError("the tool hung up")
+"""
+    )
+    job = run_verl(
+        tiny_text,
+        "broken",
+        RECIPE,
+        M2FLOW,
+        "actor_rollout_ref.rollout.agent.agent_loop_config_path=broken.yaml",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=broken",
+        "trainer.total_training_steps=2",
+        env={"PYTHONPATH": str(tiny_text)},
+    )
+    assert job.returncode != 0
+    assert "RolloutFailedError: 128 of 128 rollouts failed" in job.output, job.tail()
