@@ -1,0 +1,153 @@
+"""The broker in a Ray actor. The only module of the channel that needs Ray."""
+
+import asyncio
+import os
+import pickle
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError
+from ray.util import list_named_actors
+
+from rlinf_plugins.core.config import suggest
+from rlinf_plugins.core.errors import BrokerUnreachableError, ConfigError, UnknownChannelError
+from rlinf_plugins.scheduler.channel.config import ChannelConfig
+from rlinf_plugins.scheduler.channel.host import Host
+from rlinf_plugins.scheduler.channel.link import Reply
+
+NAMESPACE = "rlinf-channels"
+_CONCURRENT = 1_000_000  # every waiting get is a call in progress; none may keep another from coming in
+
+
+class Broker:
+    """Ray actor that hosts one channel."""
+
+    def __init__(self, name: str, config: ChannelConfig) -> None:
+        self._name = name
+        self._config = config
+        self._host: Host | None = None
+
+    async def call(self, operation: str, request: bytes) -> bytes:
+        """Do one request; arguments and answer are pickles, which Ray carries as they are."""
+        if self._host is None:
+            self._host = Host(self._name, self._config)
+        return pickle.dumps(await self._host.call(operation, pickle.loads(request)), protocol=5)
+
+    async def node(self) -> str:
+        """Where the broker runs; the same text elsewhere means that memory is shared."""
+        return node_name()
+
+    async def shut_down(self) -> None:
+        """Answer whoever waits and remove files."""
+        if self._host is not None:
+            self._host.shut_down()
+
+
+def node_name() -> str:
+    """A name that processes have in common if and only if they share memory: machine, boot and file system."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
+    return f"{boot}/{os.stat('/dev/shm').st_dev if os.path.exists('/dev/shm') else 0}"
+
+
+class RayReply:
+    """A reply that is an object reference."""
+
+    def __init__(self, reference: Any, channel: str) -> None:
+        self._reference = reference
+        self._channel = channel
+
+    def wait(self, timeout: float | None) -> Any:
+        """Block until the answer is here."""
+        try:
+            return pickle.loads(ray.get(self._reference, timeout=timeout))
+        except (GetTimeoutError, RayActorError) as error:
+            raise _unreachable(self._channel, error) from error
+
+    async def wait_async(self, timeout: float | None) -> Any:
+        """Wait on the loop."""
+        try:
+            return pickle.loads(await asyncio.wait_for(asyncio.wrap_future(self._reference.future()), timeout))
+        except (TimeoutError, RayActorError) as error:
+            raise _unreachable(self._channel, error) from error
+
+    def then(self, call: Callable[[Any], None]) -> None:
+        """Call back from a thread of Ray's."""
+
+        def done(future: Any) -> None:
+            error = future.exception()
+            call(_unreachable(self._channel, error) if error is not None else pickle.loads(future.result()))
+
+        self._reference.future().add_done_callback(done)
+
+
+class RayLink:
+    """Reaches a broker that is a Ray actor; can be pickled and used in other processes."""
+
+    def __init__(self, name: str, actor: Any, node: str) -> None:
+        self.name = name
+        self.node = node
+        self._actor = actor
+
+    def submit(self, operation: str, arguments: tuple[Any, ...]) -> Reply:
+        """Send a request."""
+        return RayReply(self._actor.call.remote(operation, pickle.dumps(arguments, protocol=5)), self.name)
+
+    def destroy(self) -> None:
+        """End the broker's process."""
+        with suppress(RayActorError):  # it may be gone already
+            ray.get(self._actor.shut_down.remote())
+        ray.kill(self._actor)
+
+
+def create(name: str, config: ChannelConfig, options: dict[str, Any]) -> RayLink:
+    """Start a broker.
+
+    Args:
+        name: Name of the channel, unique in the cluster.
+        config: Options of the channel.
+        options: Ray actor options, e.g. a scheduling strategy that puts it on a node.
+
+    Raises:
+        ConfigError: There is a channel of this name.
+    """
+    restarts = {} if config.journal is None else {"max_restarts": -1, "max_task_retries": -1}
+    chosen = {
+        "num_cpus": 0,
+        "max_concurrency": _CONCURRENT,
+        "name": name,
+        "namespace": NAMESPACE,
+        **restarts,
+        **options,
+    }
+    try:
+        actor = ray.remote(Broker).options(**chosen).remote(name, config)
+    except ValueError as error:
+        raise ConfigError(f"channel {name!r} exists already: connect to it or choose another name") from error
+    return RayLink(name, actor, ray.get(actor.node.remote()))
+
+
+def connect(name: str) -> RayLink:
+    """Find a broker that another process started.
+
+    Raises:
+        UnknownChannelError: There is none of this name; those that exist are listed.
+    """
+    try:
+        actor = ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError as error:
+        names = [entry["name"] for entry in list_named_actors(all_namespaces=True) if entry["namespace"] == NAMESPACE]
+        raise UnknownChannelError(f"unknown channel {name!r}; {suggest(name, names)}") from error
+    return RayLink(name, actor, ray.get(actor.node.remote()))
+
+
+def _unreachable(channel: str, error: BaseException) -> BrokerUnreachableError:
+    if isinstance(error, ActorUnavailableError):
+        return BrokerUnreachableError(f"channel {channel!r}: the broker is restarting: {error}")
+    if isinstance(error, ActorDiedError | RayActorError):
+        return BrokerUnreachableError(
+            f"channel {channel!r}: the broker's process died and, unless it keeps a journal, its items with it: {error}"
+        )
+    return BrokerUnreachableError(f"channel {channel!r} does not answer; its process is stopped or overloaded")

@@ -1,0 +1,234 @@
+"""Hosts one channel on an asyncio loop: requests in, answers out, a timer for what is due."""
+
+import asyncio
+import itertools
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from rlinf_plugins.core.clock import monotonic
+from rlinf_plugins.core.errors import ChannelClosedError
+from rlinf_plugins.core.spans import Span, SpanRecorder
+from rlinf_plugins.scheduler.channel import segments, wire
+from rlinf_plugins.scheduler.channel.config import ChannelConfig, Granularity
+from rlinf_plugins.scheduler.channel.core import ChannelCore
+from rlinf_plugins.scheduler.channel.failpoints import hit
+from rlinf_plugins.scheduler.channel.journal import Journal
+from rlinf_plugins.scheduler.channel.model import Entry, Request
+from rlinf_plugins.scheduler.channel.outlet import Batch
+from rlinf_plugins.scheduler.channel.payload import Packer, Relayed, Segment
+
+logger = logging.getLogger(__name__)
+
+Operation = Callable[..., Any]
+
+
+class Host:
+    """Runs a :class:`~.core.ChannelCore`; all methods belong to one event loop.
+
+    Args:
+        name: Name of the channel.
+        config: Options.
+    """
+
+    def __init__(self, name: str, config: ChannelConfig) -> None:
+        self.name = name
+        self.config = config
+        self._tickets = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
+        self._journal = None if config.journal is None else Journal(config.journal)
+        log = None if self._journal is None else self._journal.append
+        incarnation = 0 if self._journal is None else self._journal.incarnation
+        self._core = ChannelCore(name, config, monotonic, log, incarnation)
+        if self._journal is None:
+            self._directory = segments.make_directory(name)
+        else:
+            self._directory = self._journal.segments
+            self._journal.recover(self._core)
+        self._relay = Packer(self._directory, f"relay-{os.getpid()}", config.inline_bytes, "segment", self._sync)
+        self.spans = SpanRecorder(f"channel/{name}")
+        self._operations: dict[str, Operation] = {
+            "attach_producer": self._attach_producer,
+            "attach_consumer": self._attach_consumer,
+            "beat": self._core.beat,
+            "detach": self._detach,
+            "finish": self._core.finish,
+            "close": self._core.close,
+            "ack": self._core.ack,
+            "nack": self._core.nack,
+            "cancel": self._core.cancel,
+            "set_version": self._core.set_version,
+            "set_granularity": self._set_granularity,
+            "peek": self._peek,
+            "size": self._core.size,
+            "stats": self._stats,
+            "diagnose": self._core.diagnose,
+            "reports": self._core.reports,
+            "dead_letters": self._dead_letters,
+            "read": self._read,
+            "directory": lambda: self._directory,
+            "spans": self.spans.drain,
+        }
+
+    async def call(self, operation: str, arguments: tuple[Any, ...]) -> Any:
+        """Do one request; an error is returned, not raised, so that it crosses processes as it is."""
+        hit("broker.received")
+        if not self.config.trace:
+            return await self._call(operation, arguments)
+        start = monotonic()
+        answer = await self._call(operation, arguments)
+        self.spans.add(Span(name=operation, actor=f"channel/{self.name}", start=start, end=monotonic()))
+        return answer
+
+    async def _call(self, operation: str, arguments: tuple[Any, ...]) -> Any:
+        if operation == "put":
+            return await self._put(*arguments)
+        if operation == "get":
+            return await self._get(*arguments)
+        try:
+            answer = self._operations[operation](*arguments)
+        except Exception as error:  # the boundary: whatever went wrong is the caller's answer
+            answer = error
+        self._settle()
+        return answer
+
+    def shut_down(self) -> None:
+        """Answer whoever waits and remove the channel's files; a journal and its segments stay."""
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_result(ChannelClosedError(f"channel {self.name!r} was destroyed"))
+        self._waiting.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._journal is None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+        else:
+            self._journal.close()
+
+    async def _put(self, handle: int, base: int, rows: list[wire.Row], timeout: float | None) -> Any:
+        entries = [Entry(*row) for row in rows]
+        if any(type(entry.payload) is Relayed for entry in entries):
+            entries = [self._land(entry) for entry in entries]
+        ticket, future = self._expect()
+        self._core.put(ticket, handle, base, entries, None if timeout is None else monotonic() + timeout)
+        self._settle()
+        return await future
+
+    async def _get(
+        self, handle: int, acks: list[tuple[int, list[int] | None]], request: tuple[Any, ...], timeout: float | None
+    ) -> Any:
+        refused = self._core.ack(handle, acks) if acks else {}
+        ticket, future = self._expect()
+        self._core.get(ticket, handle, Request(*request), None if timeout is None else monotonic() + timeout)
+        self._settle()
+        return refused, await future
+
+    def _expect(self) -> tuple[int, "asyncio.Future[Any]"]:
+        ticket = next(self._tickets)
+        future = self._waiting[ticket] = asyncio.get_running_loop().create_future()
+        return ticket, future
+
+    def _settle(self) -> None:
+        """Carry out what the state machine asked for: journal first, then answers, then files."""
+        state = self._core.state
+        hit("broker.applied")
+        if self._journal is not None:
+            self._journal.commit(self._core)
+        hit("broker.journalled")
+        if state.replies:
+            replies, state.replies = state.replies, []
+            for ticket, answer in replies:
+                future = self._waiting.pop(ticket, None)
+                if future is not None and not future.done():
+                    future.set_result(wire.pack_batch(answer) if type(answer) is Batch else answer)
+        hit("broker.replied")
+        if state.released:
+            released, state.released = state.released, []
+            for payload in released:
+                if type(payload) is Segment:
+                    self._remove(payload.name)
+        self._name_stuck()
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        due = self._core.next_deadline()
+        if due == self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = due
+        if due is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0.0, due - monotonic()), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = self._timer_at = None
+        self._core.tick()
+        self._settle()
+
+    def _name_stuck(self) -> None:
+        unlogged = self._core.state.unlogged
+        while unlogged:
+            report = unlogged.popleft()
+            logger.warning("channel %r, %s: %s", self.name, report.kind, report.text)
+
+    def _attach_producer(self, name: str, node: str, resume: int | None) -> wire.Attached:
+        producer = self._core.attach_producer(name, node, resume)
+        return self._attached(producer.handle, producer.epoch, producer.claimed)
+
+    def _attach_consumer(self, name: str, group: str, node: str, share: float) -> wire.Attached:
+        consumer = self._core.attach_consumer(name, group, node, share)
+        return self._attached(consumer.handle, consumer.epoch, 0)
+
+    def _attached(self, handle: int, epoch: int, claimed: int) -> wire.Attached:
+        return wire.Attached(handle, epoch, claimed, self._directory, self.config)
+
+    def _detach(self, handle: int) -> None:
+        self._core.detach(handle)
+
+    def _set_granularity(self, options: dict[str, Any]) -> None:
+        granularity = Granularity(**options)
+        granularity.validate("granularity")
+        self._core.set_granularity(granularity)
+
+    def _peek(self, key: Any, limit: int) -> list[wire.ItemRow]:
+        return [wire.item_row(item) for item in self._core.peek(key, limit)]
+
+    def _stats(self) -> dict[str, Any]:
+        times = os.times()
+        return {**self._core.stats(), "cpu_seconds": times.user + times.system, "pid": os.getpid()}
+
+    def _dead_letters(self) -> list[wire.ItemRow]:
+        rows = [wire.item_row(item) for item in self._core.dead_letters()]
+        return [row._replace(payload=self._lift(row.payload)) for row in rows]
+
+    def _read(self, segment: Segment) -> list[bytes]:
+        path = os.path.join(self._directory, segment.name)
+        return [bytes(buffer) for buffer in segments.read(path, segment.layout)]
+
+    def _lift(self, payload: Any) -> Any:
+        """A payload that no longer needs its file, which is about to be removed."""
+        if type(payload) is not Segment:
+            return payload
+        buffers = self._read(payload)
+        head = buffers.pop() if payload.head is None else payload.head
+        return Relayed(head, tuple(buffers))
+
+    def _land(self, entry: Entry) -> Entry:
+        """Store what came over Ray in a segment here."""
+        if type(entry.payload) is not Relayed:
+            return entry
+        return entry._replace(payload=self._relay.store(entry.payload.head, entry.payload.buffers))
+
+    def _remove(self, name: str) -> None:
+        with suppress(FileNotFoundError):  # shared by several items, or swept after a restart
+            os.unlink(os.path.join(self._directory, name))
+
+    @property
+    def _sync(self) -> bool:
+        return self.config.journal is not None and self.config.journal.sync == "disk"
