@@ -22,6 +22,7 @@ def attach() -> None:
     _on_import("verl.workers.engine.fsdp.transformer_impl", _patch_on_cpu("UNPINNED_OFFLOAD"))
     _on_import("verl.workers.engine.fsdp.transformer_impl", _register_cpu_engines)
     _on_import("verl.workers.rollout.replica", _register_rollouts)
+    _on_import("verl.experimental.agent_loop.agent_loop", _register_agent_loops)
     _on_import("verl.trainer.ppo.v1", _register_trainer)
     handshake.record_attached()
 
@@ -80,6 +81,12 @@ def _register_rollouts(_: ModuleType) -> None:
     from rlinf_verl import rollout
 
     rollout.register()
+
+
+def _register_agent_loops(module: ModuleType) -> None:
+    from rlinf_verl import search
+
+    search.register_agent_loop(module)
 
 
 def _register_trainer(_: ModuleType) -> None:
