@@ -1,0 +1,114 @@
+"""The long tail: order statistics of observed lengths, and when a serving stage has finished its first items.
+
+A serving stage admits all items at once and advances every active one by a token per step of ``a + b * active``
+seconds. If ``q`` of ``M`` items are finished once the length ``x`` is reached, then ``a * x`` seconds went into steps
+and ``b * sum(min(length, x))`` into tokens. Waiting for all of them (temporal mode) pays the largest of ``M`` draws; a
+consumer that starts on the first ``m`` (pipelined mode) hides it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+from scipy.special import betainc
+
+Floats = NDArray[np.float64]
+
+
+def expected_order_statistic(ordered: Floats, rank: int, draws: int) -> float:
+    """Return E[the ``rank``-th smallest of ``draws`` draws] from the empirical distribution of ``ordered``.
+
+    Exact: the rank-th order statistic is at most the i-th sample with probability I_{i/n}(rank, draws - rank + 1)
+    (David and Nagaraja, Order Statistics, 2.1).
+    """
+    edges = np.arange(len(ordered) + 1) / len(ordered)
+    return float(np.dot(ordered, np.diff(betainc(rank, draws - rank + 1, edges))))
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """Length distribution and step costs of one component.
+
+    Attributes:
+        ordered: Observed lengths, ascending.
+        slots: Items one replica works on at a time; 0: no limit.
+        start: Seconds per call that depend on nothing.
+        step: Seconds per step (``a``).
+        token: Seconds per token and active item (``b``).
+    """
+
+    ordered: Floats
+    slots: int
+    start: float
+    step: float
+    token: float
+
+    @classmethod
+    def fit(
+        cls,
+        lengths: Sequence[float],
+        slots: int,
+        replicas: Sequence[int],
+        items: Sequence[int],
+        seconds: Sequence[float],
+    ) -> Self:
+        """Fit the step costs to samples by non-negative least squares; one cell alone is put down to steps."""
+        shape = cls(ordered=np.sort(np.asarray(lengths, dtype=float)), slots=slots, start=0.0, step=1.0, token=0.0)
+        steps = [shape.steps(r, m, m) for r, m in zip(replicas, items, strict=True)]
+        tokens = [m / r * shape.mean for r, m in zip(replicas, items, strict=True)]
+        target = np.asarray(seconds, dtype=float)
+        if len({(round(s, 9), round(t, 9)) for s, t in zip(steps, tokens, strict=True)}) < 3:
+            return cls(ordered=shape.ordered, slots=slots, start=0.0, step=float(target.mean() / max(steps)), token=0.0)
+        features = np.stack([np.ones(len(steps)), np.asarray(steps), np.asarray(tokens)], axis=1)
+        scale = features.max(axis=0)
+        # Relative errors count: a profile spans orders of magnitude.
+        (start, step, token), _ = nnls(features / scale / target[:, None], np.ones_like(target))
+        return cls(
+            ordered=shape.ordered,
+            slots=slots,
+            start=float(start / scale[0]),
+            step=float(step / scale[1]),
+            token=float(token / scale[2]),
+        )
+
+    @property
+    def mean(self) -> float:
+        """Mean length."""
+        return float(self.ordered.mean())
+
+    def steps(self, replicas: int, items: int, done: int) -> float:
+        """Expected steps until ``done`` of ``items`` items are finished on ``replicas`` replicas."""
+        per_replica = items / replicas
+        if not self.slots or per_replica <= self.slots:
+            return expected_order_statistic(self.ordered, done, items)
+        wave = self.slots * replicas
+        drained = max(items - wave, 0)
+        if done <= drained:  # full concurrency: items leave in proportion, but none before its own length
+            first = expected_order_statistic(self.ordered, min(done, wave), wave) if done <= wave else 0.0
+            return max(first, done / replicas * self.mean / self.slots)
+        residual = self._residual()
+        before = (per_replica * self.mean - self.slots * float(residual.mean())) / self.slots
+        return before + expected_order_statistic(residual, max(done - drained, 1), wave)
+
+    def seconds(self, replicas: int, items: int, done: int) -> float:
+        """Expected seconds until ``done`` of ``items`` items are finished."""
+        steps = self.steps(replicas, items, done)
+        if done >= items:
+            tokens = items / replicas * self.mean
+        elif not self.slots or items / replicas <= self.slots:
+            tokens = items / replicas * float(np.minimum(self.ordered, steps).mean())
+        else:
+            tokens = min(steps * self.slots, items / replicas * self.mean)
+        return self.start + self.step * steps + self.token * tokens
+
+    def _residual(self) -> Floats:
+        """Quantiles of what is left of an item met in mid-work (equilibrium distribution of renewal theory)."""
+        gaps = np.diff(self.ordered, prepend=0.0)
+        alive = np.arange(len(self.ordered), 0, -1)
+        mass = np.concatenate([[0.0], np.cumsum(gaps * alive)])
+        points = np.concatenate([[0.0], self.ordered])
+        grid = (np.arange(len(self.ordered)) + 0.5) / len(self.ordered) * mass[-1]
+        return np.asarray(np.interp(grid, mass, points))
