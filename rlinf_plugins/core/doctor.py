@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 CHECK_GROUP = "rlinf_plugins.checks"
@@ -87,6 +88,6 @@ def _print(results: list[CheckResult], failing: list[CheckResult]) -> None:
     for result in results:
         colour = _COLOURS[result.status]
         found = result.detail if not result.fix else f"{result.detail}\n-> {result.fix}"
-        table.add_row(f"[{colour}]{result.status}[/]", result.feature, result.name, found)
+        table.add_row(f"[{colour}]{result.status}[/]", result.feature, escape(result.name), escape(found))
     console.print(table)
     console.print(f"{len(results)} checks, {len(failing)} failing")
