@@ -149,6 +149,10 @@ class WeightSyncError(RlinfError):
     """What a trainer sent does not fit the rollout model: unknown name, other shape, or a missing part."""
 
 
+class EpisodeFailedError(RlinfError):
+    """An episode ended without a result: its environment failed, or it was over before its first step."""
+
+
 # --- environments ---------------------------------------------------------------------------------------------------
 
 

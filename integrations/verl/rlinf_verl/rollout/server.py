@@ -28,12 +28,21 @@ class RolloutServer:
 
     def __init__(self, config: RolloutConfig, model_config: Any, rollout_mode: RolloutMode, replica_rank: int) -> None:
         self.config = config
-        self.model_config = omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig)
+        self.model_config = self.read_model_config(model_config)
         self.replica_rank = replica_rank
         self._mode = rollout_mode
         self._host = EngineHost(self.build_engine(), discard_weights=self.discard_weights)
 
     discard_weights = False
+
+    def read_model_config(self, model_config: Any) -> Any:
+        """Turn veRL's model config into what ``build_engine`` reads."""
+        return omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig)
+
+    @property
+    def version(self) -> int | None:
+        """Version of the weights: the trainer's step."""
+        return self._host.engine.weights.version
 
     def build_engine(self) -> Engine:
         """Build the engine this server runs."""
@@ -41,7 +50,7 @@ class RolloutServer:
 
     async def ready(self) -> dict[str, Any]:
         """Return once the engine is built."""
-        return {"replica_rank": self.replica_rank, "version": self._host.engine.weights.version}
+        return {"replica_rank": self.replica_rank, "version": self.version}
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Undo ``sleep``; ``tags`` as in veRL (``weights``, ``kv_cache``), None for both."""
@@ -143,7 +152,7 @@ class HFServer(RolloutServer):
         params = SamplingParams.from_request(sampling_params, max_tokens=self._room(len(prompt)))
         ended: Generation | None = await self._host.generate(Request(id=request_id, prompt=prompt, params=params))
         if ended is None:
-            return TokenOutput(token_ids=[], stop_reason="aborted", extra_fields={"global_steps": self._version})
+            return TokenOutput(token_ids=[], stop_reason="aborted", extra_fields={"global_steps": self.version})
         return TokenOutput(
             token_ids=ended.token_ids,
             log_probs=ended.log_probs,
@@ -151,10 +160,6 @@ class HFServer(RolloutServer):
             num_preempted=0,
             extra_fields={"global_steps": ended.version, "finish_reason": ended.finish},
         )
-
-    @property
-    def _version(self) -> int | None:
-        return self._host.engine.weights.version
 
     def _room(self, prompt: int) -> int:
         """Tokens a request without a limit of its own may generate; multi-turn prompts use up the budget."""
