@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import DynamicCache, LlamaForCausalLM
 
-from rlinf_plugins.core.errors import ConfigError
+from rlinf_plugins.core.errors import ConfigError, ObservationError
 from rlinf_plugins.models.openvla.config import BOS_TOKEN, STOP_TOKEN, ActionSpec, OpenVLAConfig
 from rlinf_plugins.models.openvla.heads import FusedProjector, ProprioProjector, ValueHead
 from rlinf_plugins.models.openvla.sampling import ActionDistribution, Generators, Sampling
@@ -73,7 +73,13 @@ class OpenVLAForActionPrediction(nn.Module):
 
         Raises:
             ConfigError: ``proprio`` is missing, or given to a policy without a projector for it.
+            ObservationError: Pixels of another size or number of channels.
         """
+        size = (6 * self.spec.num_images, self.config.image_sizes[0], self.config.image_sizes[0])
+        if tuple(pixel_values.shape[1:]) != size:
+            raise ObservationError(
+                f"pixel_values must be [B, {', '.join(map(str, size))}], got {list(pixel_values.shape)}"
+            )
         if (proprio is None) != (self.proprio_projector is None):
             wanted = "needs" if self.proprio_projector is not None else "has no projector for"
             raise ConfigError(f"the policy {wanted} proprio (spec.proprio_dim={self.spec.proprio_dim})")
@@ -106,7 +112,15 @@ class OpenVLAForActionPrediction(nn.Module):
 
         Returns:
             Shapes as in :class:`ActionOutput`.
+
+        Raises:
+            ObservationError: Another number of tokens than the policy decodes.
         """
+        if tokens[0].numel() != self.spec.tokens:
+            raise ObservationError(
+                f"tokens must hold {self.spec.tokens} action tokens a row, got {list(tokens.shape)}; check spec.chunk "
+                "and spec.dim"
+            )
         flat = tokens.reshape(tokens.shape[0], self.spec.tokens)
         hidden, start = self.hidden_states(
             input_ids, attention_mask, flat, pixel_values=pixel_values, proprio=proprio, patches=patches
