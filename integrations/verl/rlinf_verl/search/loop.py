@@ -40,7 +40,7 @@ class SearchR1AgentLoop(AgentLoopBase):
             goes_on=completing,
         )
 
-    @rollout_trace_op
+    @rollout_trace_op  # type: ignore[untyped-decorator]
     async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any) -> AgentLoopOutput:
         """Run one trajectory.
 
