@@ -1,6 +1,7 @@
 import os
 import sys
 import textwrap
+from pathlib import Path
 
 import psutil
 import pytest
@@ -13,7 +14,7 @@ MARK = "RLINF_TEST_JOB"
 @pytest.fixture
 def script(tmp_path, monkeypatch):
     """A TrainingJob that runs ``code`` in place of veRL; every process it starts carries a mark."""
-    monkeypatch.setenv(MARK, tmp_path.name)
+    monkeypatch.setenv(MARK, str(tmp_path))
 
     def make(code: str) -> TrainingJob:
         job = TrainingJob([], folder=tmp_path, log=tmp_path / "log", metrics=tmp_path / "metrics.jsonl")
@@ -23,24 +24,24 @@ def script(tmp_path, monkeypatch):
     return make
 
 
-def marked(name: str) -> list[psutil.Process]:
+def marked(folder: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.pid != os.getpid() and process.environ().get(MARK) == name:
+            if process.pid != os.getpid() and process.environ().get(MARK) == str(folder):
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
     return found
 
 
-def interrupt(job: TrainingJob, name: str, *, processes: int) -> None:
+def interrupt(job: TrainingJob, folder: Path, *, processes: int) -> None:
     """Press Ctrl-C after the job's first step, when it runs in at least so many processes."""
     interrupted = False
     try:
         with job:
             next(job.steps())
-            assert len(marked(name)) >= processes
+            assert len(marked(folder)) >= processes
             raise KeyboardInterrupt
     except KeyboardInterrupt:
         interrupted = True
@@ -84,8 +85,8 @@ log(1)
 def test_an_interrupt_leaves_no_process(script, tmp_path, monkeypatch):
     monkeypatch.setattr("rlinf_verl.job._GRACE_S", 0.5)
     job = script(GRANDCHILDREN + "time.sleep(600)")
-    interrupt(job, tmp_path.name, processes=2)
-    assert marked(tmp_path.name) == []
+    interrupt(job, tmp_path, processes=2)
+    assert marked(tmp_path) == []
 
 
 def test_a_crash_leaves_no_process(script, tmp_path):
@@ -93,16 +94,16 @@ def test_a_crash_leaves_no_process(script, tmp_path):
     with job:
         list(job.steps())
     assert job.returncode == 9
-    assert marked(tmp_path.name) == []
+    assert marked(tmp_path) == []
 
 
 @pytest.mark.slow
 @pytest.mark.e2e
 @pytest.mark.timeout(400)
 def test_an_interrupted_verl_job_leaves_no_process(tiny_text, tmp_path, monkeypatch):
-    monkeypatch.setenv(MARK, tmp_path.name)
+    monkeypatch.setenv(MARK, str(tmp_path))
     monkeypatch.setenv("VERL_PLATFORM", "")
     overrides = ["+recipe=text_grpo_tiny", "trainer.v1.trainer_mode=m2flow", "trainer.logger=[console,file]"]
     job = TrainingJob(overrides, folder=tiny_text, log=tmp_path / "log", metrics=tmp_path / "metrics.jsonl")
-    interrupt(job, tmp_path.name, processes=5)
-    assert marked(tmp_path.name) == [], job.last_lines()
+    interrupt(job, tmp_path, processes=5)
+    assert marked(tmp_path) == [], job.last_lines()
