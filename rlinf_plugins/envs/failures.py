@@ -38,8 +38,9 @@ class Failure:
 
     def __str__(self) -> str:
         where = f"environment {self.slot} {self.kind} in {self.phase} at step {self.step}"
-        words = f"; last output: {self.last_words.strip()[-300:]}" if self.last_words.strip() else ""
-        return f"{where}: {self.reason}{words}"
+        if self.kind in ("raised", "crashed") or not self.last_words.strip():  # the reason has it
+            return f"{where}: {self.reason}"
+        return f"{where}: {self.reason}; last output: {self.last_words.strip()[-300:]}"
 
 
 def diagnose(slot: int, seconds: float, phases: Sequence[Phase], waiting: Sequence[int]) -> tuple[FailureKind, str]:
