@@ -70,7 +70,7 @@ class ModuleResident:
 
     async def resident_bytes(self) -> Mapping[str, int]:
         """Bytes of the device's storages that are still alive."""
-        await asyncio.to_thread(self._synchronize)
+        await asyncio.to_thread(self._synchronize if self._on else self._settle)
         return {self.device: self._alive_bytes()}
 
     async def resume(self) -> None:
@@ -90,17 +90,22 @@ class ModuleResident:
             self._on = onto_device
             if onto_device:
                 self._watch()
-            elif self._target.type == "cuda":
-                torch.cuda.empty_cache()
+            else:
+                self._settle()
 
     def _watch(self) -> None:
         self._there = [(_weak(storage), storage.nbytes()) for storage in _storages(self._tensors())]
 
     def _alive_bytes(self) -> int:
-        alive = sum(nbytes for storage, nbytes in self._there if not storage.expired())
-        if not alive and not self._on and self._virtual is not None:
+        return sum(nbytes for storage, nbytes in self._there if not storage.expired())
+
+    def _settle(self) -> None:
+        """Give back what is free, to the device or, on a virtual one, in its books."""
+        self._synchronize()
+        if self._target.type == "cuda":
+            torch.cuda.empty_cache()
+        if self._virtual is not None and not self._alive_bytes():
             self._virtual.free(self.device, self.name)
-        return alive
 
     def _synchronize(self) -> None:
         if self._target.type == "cuda":

@@ -72,9 +72,7 @@ def test_every_switch_is_a_span_with_reason_bytes_and_waiters(make_rig):
         rig = make_rig()
         await rig.add("actor", 6 * GB)
         await rig.add("rollout", 8 * GB)
-        await work(rig, "actor")
-        waiting = [asyncio.ensure_future(work(rig, name)) for name in ("rollout", "rollout")]
-        await asyncio.gather(*waiting)
+        await asyncio.gather(*(work(rig, name) for name in ("actor", "rollout", "rollout")))
         return rig.spans("switch")
 
     spans, _ = run(main())
