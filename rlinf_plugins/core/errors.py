@@ -44,6 +44,10 @@ class PatchRefusedError(RlinfError):
     """A patch of veRL does not match what is installed and was not applied."""
 
 
+class TrainingJobError(RlinfError):
+    """veRL's command, run as a child, ended with an error; the message ends with what it printed last."""
+
+
 class RolloutFailedError(RlinfError):
     """More rollouts failed than the configuration allows; the message counts them by cause."""
 

@@ -90,6 +90,14 @@ class TrainingJob:
             self._announced.wait()
             self._announced.clear()
 
+    def memory_bytes(self) -> int:
+        """Return the memory the job's processes use now, shared pages counted once (PSS), in bytes."""
+        total = 0
+        for process in _marked(self._mark):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                total += process.memory_full_info().pss
+        return total
+
     def last_lines(self, count: int = 30) -> str:
         """Return the end of what the job printed."""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-count:])

@@ -3,6 +3,7 @@
 from typing import Any
 
 import ray
+import transfer_queue as tq
 from omegaconf import DictConfig
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -11,6 +12,7 @@ from rlinf_plugins.core.errors import ConfigError
 from rlinf_verl import handshake
 from rlinf_verl.config import TRAINER_MODE, m2flow_config
 from rlinf_verl.trainer.arrivals import Arrivals
+from rlinf_verl.trainer.metrics import reward_info_metrics
 from rlinf_verl.trainer.replay import ArrivalReplayBuffer
 from rlinf_verl.trainer.workers import WORKER_CLASSES
 
@@ -63,6 +65,12 @@ class M2FlowTrainer(PPOTrainerSync):  # type: ignore[misc]
             role: ray.remote(WORKER_CLASSES[actor_class.__ray_actor_class__])
             for role, actor_class in self.role_worker_mapping.items()
         }
+
+    def _compute_metrics(self, batch: Any, metrics: dict, *args: Any, **kwargs: Any) -> None:
+        super()._compute_metrics(batch, metrics, *args, **kwargs)
+        rows = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
+        infos = [fields.get("reward_extra_info", {}) for fields in rows["extra_fields"].tolist()]
+        metrics.update(reward_info_metrics(batch.keys, batch.tags, infos))
 
     def fit(self, agent_loop_manager: Any) -> None:
         """Train; see :meth:`verl.trainer.ppo.v1.trainer_base.PPOTrainer.fit`.
