@@ -229,6 +229,11 @@ class ChunkBatch:
     real: torch.Tensor
 
 
+def column(data: Mapping[str, Any], name: str) -> torch.Tensor:
+    """Stack a field whose rows all have the same shape; TransferQueue gives every field back as a nested tensor."""
+    return torch.stack(list(data[name].unbind()))
+
+
 def read_chunks(data: Mapping[str, Any], tokens: int, pad_token: int) -> ChunkBatch:
     """Read rows that came out of TransferQueue (a TensorDict, or a mapping of its tensors).
 
@@ -249,13 +254,13 @@ def read_chunks(data: Mapping[str, Any], tokens: int, pad_token: int) -> ChunkBa
         real[row] = len(response) == tokens
         if real[row]:
             responses[row] = response
-    sampling = data["sampling"][0]
+    sampling = data["sampling"].unbind()[0]
     return ChunkBatch(
         input_ids=input_ids,
         attention_mask=attention_mask,
         tokens=responses,
         images=[image.numpy() for image in data["images"].unbind()],
-        proprio=data["proprio"] if "proprio" in data else None,  # noqa: SIM401  a TensorDict's get() warns on absence
+        proprio=column(data, "proprio") if "proprio" in data else None,
         temperature=float(sampling[0]),
         top_k=int(sampling[1]),
         real=real,
