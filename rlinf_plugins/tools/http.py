@@ -9,7 +9,7 @@ import httpx
 
 from rlinf_plugins.core.errors import ConfigError
 from rlinf_plugins.tools import protocol
-from rlinf_plugins.tools.queries import QueryConfig, QueryRules
+from rlinf_plugins.tools.queries import QueryConfig, QueryTool
 from rlinf_plugins.tools.results import Failure, FailureKind, Outcome, Passages, Query
 from rlinf_plugins.tools.tool import Tool
 
@@ -101,7 +101,7 @@ class _HttpEndpoint:
         return Failure(kind=kind, message=f"{self.url}: {message}", retryable=True, whole_batch=True)
 
 
-class HttpSearchTool(Tool[Query, Passages]):
+class HttpSearchTool(QueryTool):
     """Searches a ``/retrieve`` server.
 
     Args:
@@ -113,16 +113,8 @@ class HttpSearchTool(Tool[Query, Passages]):
     def __init__(self, config: HttpConfig, queries: QueryConfig | None = None, version: str = "") -> None:
         self.name = "http-search"
         self.version = version
-        self._rules = QueryRules(queries or QueryConfig())
+        super().__init__(queries)
         self._endpoint = _HttpEndpoint(config, "retrieve")
-
-    def key(self, request: Query) -> Hashable:
-        """Equal after the configured normalisation."""
-        return self._rules.key(request)
-
-    def check(self, request: Query) -> Failure | None:
-        """Refuse queries that are empty or too long."""
-        return self._rules.check(request)
 
     async def run(self, requests: Sequence[Query], timeout_s: float) -> Sequence[Outcome[Passages]]:
         """Send all queries in one request, with the largest ``topk`` among them."""

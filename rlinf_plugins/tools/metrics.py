@@ -117,7 +117,9 @@ class PoolMetrics(Collector):
             ("queued", self.queued, "Calls that wait for a slot."),
             ("inflight", self.inflight, "Batches under way."),
         ):
-            yield GaugeMetricFamily(f"rlinf_tool_{name}", text, value=value)
+            gauge = GaugeMetricFamily(f"rlinf_tool_{name}", text, labels=["pool"])
+            gauge.add_metric([self.pool], value)
+            yield gauge
         breakers = GaugeMetricFamily("rlinf_tool_breaker_open", "1 where not closed.", labels=["pool", "backend"])
         for backend, state in self.breakers.items():
             breakers.add_metric([self.pool, backend], float(state != "closed"))

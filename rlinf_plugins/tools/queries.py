@@ -1,10 +1,12 @@
 """What counts as a query, and when two queries are the same."""
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from rlinf_plugins.core.errors import ConfigError
 from rlinf_plugins.tools.results import Failure, FailureKind, Outcome, Passages, Query, Success
+from rlinf_plugins.tools.tool import Tool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +64,33 @@ class QueryRules:
         if isinstance(outcome, Success) and len(outcome.value) > query.topk:
             return Success(outcome.value[: query.topk])
         return outcome
+
+
+class QueryTool(Tool[Query, Passages]):
+    """What all search tools share: which queries are refused, and which are the same.
+
+    On its own it answers nothing; it serves where only keys and checks are needed.
+
+    Args:
+        queries: The rules.
+    """
+
+    name = "search"
+
+    def __init__(self, queries: QueryConfig | None = None) -> None:
+        self._rules = QueryRules(queries or QueryConfig())
+
+    def key(self, request: Query) -> Hashable:
+        """Equal after the configured normalisation."""
+        return self._rules.key(request)
+
+    def check(self, request: Query) -> Failure | None:
+        """Refuse queries that are empty or too long."""
+        return self._rules.check(request)
+
+    async def run(self, requests: Sequence[Query], timeout_s: float) -> Sequence[Outcome[Passages]]:
+        """Answer nothing: subclasses do."""
+        raise NotImplementedError(f"{type(self).__name__} gives keys and checks only")
 
 
 def _invalid(message: str) -> Failure:

@@ -1,13 +1,12 @@
 """What a retriever is, and the tool that runs one in a thread of its own."""
 
 import asyncio
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-from rlinf_plugins.tools.queries import QueryConfig, QueryRules
-from rlinf_plugins.tools.results import Failure, Outcome, Passage, Passages, Query, Success
-from rlinf_plugins.tools.tool import Tool
+from rlinf_plugins.tools.queries import QueryConfig, QueryTool
+from rlinf_plugins.tools.results import Outcome, Passage, Passages, Query, Success
 
 
 class Retriever(Protocol):
@@ -39,7 +38,7 @@ class Retriever(Protocol):
         ...
 
 
-class SearchTool(Tool[Query, Passages]):
+class SearchTool(QueryTool):
     """Searches an in-process index without blocking the event loop.
 
     Args:
@@ -52,16 +51,8 @@ class SearchTool(Tool[Query, Passages]):
         self._retriever = retriever
         self.name = retriever.name
         self.version = retriever.version
-        self._rules = QueryRules(queries or QueryConfig())
+        super().__init__(queries)
         self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix=f"search-{retriever.name}")
-
-    def key(self, request: Query) -> Hashable:
-        """Equal after the configured normalisation."""
-        return self._rules.key(request)
-
-    def check(self, request: Query) -> Failure | None:
-        """Refuse queries that are empty or too long."""
-        return self._rules.check(request)
 
     async def run(self, requests: Sequence[Query], timeout_s: float) -> Sequence[Outcome[Passages]]:
         """Search all queries at once, with the largest ``topk`` among them."""

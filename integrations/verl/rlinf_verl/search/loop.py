@@ -11,7 +11,7 @@ from verl.utils.rollout_trace import rollout_trace_op
 from rlinf_plugins.core.config import from_mapping
 from rlinf_plugins.tools.results import Outcome, Passages, Query
 from rlinf_verl.config import NODE
-from rlinf_verl.search.clients import search, search_pool
+from rlinf_verl.search.clients import search_pool
 from rlinf_verl.search.config import SearchR1Config
 from rlinf_verl.search.engines import stop_mode, stop_params
 from rlinf_verl.search.policy import End, Report, SearchPolicy
@@ -77,7 +77,7 @@ class SearchR1AgentLoop(AgentLoopBase):
         pool, tenant = search_pool(self.options), _tenant(kwargs)
 
         async def look_up(query: Query) -> Outcome[Passages]:
-            return await search(pool, query, self.options, tenant)
+            return await pool.call(query, tenant=tenant, timeout_s=self.options.timeout_s)
 
         prompt_ids = await self.ct_build_initial_tokens(list(kwargs["raw_prompt"]))
         trajectory, report = await self.policy.run(prompt_ids, sample, look_up)
