@@ -114,7 +114,7 @@ def test_the_value_head_is_kept_and_is_random_only_once(tiny, tmp_path):
     )
 
 
-def test_layer_scale_is_translated_both_ways(golden):
+def test_layer_scale_has_the_published_name(golden):
     names = named_weights(load_policy(golden.folder / "tiny-openvla"))
     assert "vision_backbone.featurizer.blocks.0.ls1.scale_factor" in names
     assert not any("gamma" in key for key in names)

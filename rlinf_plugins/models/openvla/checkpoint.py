@@ -2,13 +2,11 @@
 
 A folder holds ``config.json``, one ``model.safetensors`` or shards with an index, optionally
 ``dataset_statistics.json``, ``proprio_projector--*_checkpoint.pt`` (OpenVLA-OFT) and, from this library,
-``value_head.safetensors``. timm calls ``gamma`` what the checkpoints call ``scale_factor``; the names are translated
-here and nowhere else.
+``value_head.safetensors``.
 """
 
 import json
 import pickle
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -56,7 +54,7 @@ def load_policy(
     config = read_config(folder)
     with torch.device("meta"):
         policy = OpenVLAForActionPrediction(config, spec)
-    weights = {to_module(key): value for key, value in _read_weights(folder).items()}
+    weights = _read_weights(folder)
     weights |= _components(folder, policy, value_head_seed)
     _check(policy, weights, folder)
     policy.load_state_dict({key: value.to(dtype) for key, value in weights.items()}, strict=True, assign=True)
@@ -101,7 +99,7 @@ def save_policy(
 
 def named_weights(policy: torch.nn.Module) -> Weights:
     """Return the policy's tensors under checkpoint names, on the CPU, contiguous."""
-    return {to_checkpoint(k): v.detach().cpu().contiguous() for k, v in policy.state_dict().items()}
+    return {k: v.detach().cpu().contiguous() for k, v in policy.state_dict().items()}
 
 
 def read_config(folder: Path) -> OpenVLAConfig:
@@ -121,16 +119,6 @@ def read_config(folder: Path) -> OpenVLAConfig:
     if values.get("model_type") != "openvla":
         raise CheckpointError(f"{file}: model_type must be 'openvla', got {values.get('model_type')!r}")
     return OpenVLAConfig.from_dict(values)  # type: ignore[no-any-return]
-
-
-def to_module(key: str) -> str:
-    """Translate a checkpoint key to a parameter name."""
-    return re.sub(r"(\.ls[12])\.scale_factor$", r"\1.gamma", key)
-
-
-def to_checkpoint(key: str) -> str:
-    """Translate a parameter name to a checkpoint key."""
-    return re.sub(r"(\.ls[12])\.gamma$", r"\1.scale_factor", key)
 
 
 def _read_weights(folder: Path) -> Weights:
@@ -195,10 +183,10 @@ def _fresh(head: torch.nn.Module, seed: int) -> Weights:
 
 def _check(policy: torch.nn.Module, weights: Weights, folder: Path) -> None:
     expected = {key: tuple(value.shape) for key, value in policy.state_dict().items()}
-    missing = {to_checkpoint(key) for key in expected.keys() - weights.keys()}
-    unexpected = {to_checkpoint(key) for key in weights.keys() - expected.keys()}
+    missing = expected.keys() - weights.keys()
+    unexpected = weights.keys() - expected.keys()
     misshapen = [
-        f"{to_checkpoint(key)} is {tuple(weights[key].shape)}, expected {shape}"
+        f"{key} is {tuple(weights[key].shape)}, expected {shape}"
         for key, shape in expected.items()
         if key in weights and tuple(weights[key].shape) != shape
     ]

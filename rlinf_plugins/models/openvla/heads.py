@@ -1,4 +1,4 @@
-"""The small networks around the language model: projectors and value head."""
+"""The small networks around the language model: projectors, output rows and value head."""
 
 import torch
 from torch import nn
@@ -40,6 +40,25 @@ class ProprioProjector(nn.Module):
     def forward(self, proprio: torch.Tensor) -> torch.Tensor:
         """Map ``[B, proprio_dim]`` to ``[B, 1, text_dim]``."""
         return self.fc2(nn.functional.gelu(self.fc1(proprio))).unsqueeze(1)  # type: ignore[no-any-return]
+
+
+class VocabularyHead(nn.Linear):
+    """The output layer, able to compute some of its rows only.
+
+    Action tokens are a few hundred of 32064 rows, and the rows to compute must be picked inside ``forward``: a sharded
+    weight is whole only there.
+
+    Args:
+        weight: ``[vocabulary, text_dim]``, taken over as it is.
+    """
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__(weight.shape[1], weight.shape[0], bias=False, device="meta")
+        self.weight = weight
+
+    def forward(self, hidden: torch.Tensor, first: int = 0, last: int | None = None) -> torch.Tensor:
+        """Map ``[..., text_dim]`` to logits of the token ids ``[first, last)``."""
+        return nn.functional.linear(hidden, self.weight[first:last])
 
 
 class ValueHead(nn.Module):

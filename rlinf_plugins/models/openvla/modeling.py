@@ -12,7 +12,7 @@ from transformers import DynamicCache, LlamaForCausalLM
 
 from rlinf_plugins.core.errors import ConfigError, ObservationError
 from rlinf_plugins.models.openvla.config import BOS_TOKEN, STOP_TOKEN, ActionSpec, OpenVLAConfig
-from rlinf_plugins.models.openvla.heads import FusedProjector, ProprioProjector, ValueHead
+from rlinf_plugins.models.openvla.heads import FusedProjector, ProprioProjector, ValueHead, VocabularyHead
 from rlinf_plugins.models.openvla.sampling import ActionDistribution, Generators, Sampling
 from rlinf_plugins.models.openvla.sequence import Sequence, align_prompts, assemble, attention_bias
 from rlinf_plugins.models.openvla.vision import FusedVisionBackbone
@@ -37,7 +37,7 @@ class ActionOutput(NamedTuple):
 
 
 class OpenVLAForActionPrediction(nn.Module):
-    """The policy. Parameter names are those of the published checkpoints, LayerScale aside (see ``checkpoint``).
+    """The policy. Parameter names are those of the published checkpoints.
 
     Args:
         config: The checkpoint's configuration.
@@ -53,6 +53,7 @@ class OpenVLAForActionPrediction(nn.Module):
         width = config.text_config.hidden_size
         self.projector = FusedProjector(self.vision_backbone.width, width)
         self.language_model = LlamaForCausalLM(config.text_config)
+        self.language_model.lm_head = VocabularyHead(self.language_model.lm_head.weight)
         self.proprio_projector = ProprioProjector(self.spec.proprio_dim, width) if self.spec.proprio_dim else None
         self.value_head = ValueHead(width, self.spec.values) if self.spec.values else None
 
@@ -60,6 +61,10 @@ class OpenVLAForActionPrediction(nn.Module):
     def dtype(self) -> torch.dtype:
         """Type of the language model's embeddings."""
         return self.language_model.get_input_embeddings().weight.dtype  # type: ignore[no-any-return]
+
+    def can_generate(self) -> bool:
+        """Answer transformers' question whether this is a text generator: it is not."""
+        return False
 
     def encode(self, pixel_values: torch.Tensor, proprio: torch.Tensor | None = None) -> torch.Tensor:
         """Encode an observation once; the result serves every later pass over it.
@@ -262,8 +267,9 @@ class OpenVLAForActionPrediction(nn.Module):
         if sampling.vocabulary == "full":
             return ActionDistribution(head(hidden), 0, sampling)
         first, last = self.config.action_token_range
-        if type(head) is nn.Linear:  # only the rows that are read; an adapter around the layer needs its own forward
-            return ActionDistribution(nn.functional.linear(hidden, head.weight[first:last]), first, sampling)
+        if isinstance(head, VocabularyHead):
+            return ActionDistribution(head(hidden, first, last), first, sampling)
+        # An adapter around the layer computes all rows.
         return ActionDistribution(head(hidden)[..., first:last], first, sampling)
 
     def _output(

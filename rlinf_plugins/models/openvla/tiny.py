@@ -149,5 +149,5 @@ def _config(sizes: TinySizes) -> OpenVLAConfig:
 
 def _set_layer_scale(policy: nn.Module, value: float) -> None:
     for name, parameter in policy.named_parameters():
-        if name.endswith(".gamma"):
+        if name.endswith(".scale_factor"):
             nn.init.constant_(parameter, value)

@@ -3,11 +3,28 @@
 from typing import Any
 
 import timm
+import timm.layers
 import torch
 from torch import nn
 
 from rlinf_plugins.core.errors import ConfigError
 from rlinf_plugins.models.openvla.config import OpenVLAConfig
+
+
+class LayerScale(nn.Module):
+    """timm's LayerScale with the parameter named as the checkpoints name it, so that names need no translation.
+
+    Args:
+        initial: ``[dim]`` scale per channel.
+    """
+
+    def __init__(self, initial: torch.Tensor) -> None:
+        super().__init__()
+        self.scale_factor = nn.Parameter(initial.detach().clone())
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Scale ``[..., dim]``."""
+        return tokens * self.scale_factor
 
 
 class FusedVisionBackbone(nn.Module):
@@ -33,6 +50,8 @@ class FusedVisionBackbone(nn.Module):
             )
         ]
         self.featurizer, self.fused_featurizer = towers
+        for tower in towers:
+            _rename_layer_scales(tower)
 
     @property
     def width(self) -> int:
@@ -73,6 +92,13 @@ def _features(tower: Any, images: torch.Tensor) -> torch.Tensor:
         images, indices=[layer], norm=False, stop_early=True, output_fmt="NLC", intermediates_only=True
     )
     return features  # type: ignore[no-any-return]
+
+
+def _rename_layer_scales(tower: nn.Module) -> None:
+    for block in tower.modules():
+        for name, child in list(block.named_children()):
+            if isinstance(child, timm.layers.LayerScale):
+                setattr(block, name, LayerScale(child.gamma))
 
 
 def _create(name: str, image_size: int, act_layer: str | None, overrides: dict[str, Any]) -> Any:
