@@ -95,14 +95,24 @@ def check_sizes(config: DictConfig, options: M2FlowConfig) -> None:
             f"data.train_batch_size={batch} is not a multiple of actor.ppo_mini_batch_size={mini} prompts; "
             f"the largest mini-batch that fits is {_largest_divisor(batch, mini)}"
         )
-    micro = actor.ppo_micro_batch_size_per_gpu
-    rows = mini * rollout.n
-    if not actor.use_dynamic_bsz and micro is not None and rows % (micro * asked):
-        raise ConfigError(
-            f"a mini-batch of {mini} prompts x rollout.n={rollout.n} = {rows} rows does not divide into micro-batches "
-            f"of actor.ppo_micro_batch_size_per_gpu={micro} on {asked} devices; "
-            f"a micro-batch of {_largest_divisor(rows // asked or 1, micro)} fits"
-        )
+    _check_micro_batches(config, asked)
+
+
+def _check_micro_batches(config: DictConfig, devices: int) -> None:
+    """veRL cuts each device's rows into fixed micro-batches, and refuses a remainder only when the step is reached."""
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    mini, whole = actor.ppo_mini_batch_size * rollout.n, config.data.train_batch_size * rollout.n
+    sizes = [
+        ("actor.ppo_micro_batch_size_per_gpu", actor.use_dynamic_bsz, mini, "actor.ppo_mini_batch_size"),
+        ("rollout.log_prob_micro_batch_size_per_gpu", rollout.log_prob_use_dynamic_bsz, whole, "data.train_batch_size"),
+    ]
+    for key, dynamic, rows, source in sizes:
+        micro = OmegaConf.select(config.actor_rollout_ref, key)
+        if not dynamic and micro is not None and rows % (micro * devices):
+            raise ConfigError(
+                f"{source} x rollout.n = {rows} rows do not divide into micro-batches of {key}={micro} on {devices} "
+                f"device(s); a micro-batch of {_largest_divisor(rows // devices or 1, micro)} fits"
+            )
 
 
 def check_model(config: DictConfig) -> None:

@@ -28,6 +28,8 @@ def job(**changes):
                 },
                 "rollout": {
                     "n": 4,
+                    "log_prob_use_dynamic_bsz": False,
+                    "log_prob_micro_batch_size_per_gpu": 8,
                     "tensor_model_parallel_size": 1,
                     "data_parallel_size": 1,
                     "agent": {"agent_loop_manager_class": None},
@@ -50,6 +52,10 @@ OPTIONS = M2FlowConfig(virtual_devices=VirtualDevicesConfig(count=2))
         ({"trainer__nnodes": 2}, ["one machine", "nnodes=2"]),
         ({"data__train_batch_size": 12}, ["train_batch_size=12", "ppo_mini_batch_size=8", "fits is 6"]),
         ({"actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu": 5}, ["32 rows", "=5", "micro-batch of 4 fits"]),
+        (
+            {"actor_rollout_ref__rollout__log_prob_micro_batch_size_per_gpu": 24},
+            ["64 rows", "log_prob_micro_batch_size_per_gpu=24", "micro-batch of 16 fits"],
+        ),
         ({"actor_rollout_ref__rollout__tensor_model_parallel_size": 4}, ["2 devices", "replicas of 4"]),
     ],
 )

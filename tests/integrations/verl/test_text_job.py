@@ -111,6 +111,7 @@ class FragileLoop(SingleTurnAgentLoop):
         "data.train_batch_size=8",
         "actor_rollout_ref.actor.ppo_mini_batch_size=8",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=64",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=64",
         "trainer.total_training_steps=2",
     ]
     job = run_verl(tiny_text, "fragile", RECIPE, M2FLOW, *fragile, env={"PYTHONPATH": str(tiny_text)})
