@@ -99,7 +99,7 @@ def check_sizes(config: DictConfig, options: M2FlowConfig) -> None:
 
 
 def _check_micro_batches(config: DictConfig, devices: int) -> None:
-    """veRL cuts each device's rows into fixed micro-batches, and refuses a remainder only when the step is reached."""
+    """Check the fixed micro-batches; veRL refuses a remainder only when the step is reached."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     mini, whole = actor.ppo_mini_batch_size * rollout.n, config.data.train_batch_size * rollout.n
     sizes = [
