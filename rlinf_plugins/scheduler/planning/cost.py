@@ -181,16 +181,17 @@ class CostModel:
         counts = allowed_counts(stage, self.totals[kind], self.cluster.node_of(kind).devices)
         count = total // items
         if stage.streaming and count > 1:
+            # Each part is raised to its envelope, not lowered: together they never fall short of the whole.
             whole = self._seconds(stage, kind, counts, total)
             first = whole * self._first_share(stage, kind, counts, items, total)
-            busy = whole - first
+            first, busy = _falling(first), _falling(whole - first)
         else:
             first = self._seconds(stage, kind, counts, items)
             busy = (count - 1) * first
         return Table(
             devices=counts,
-            first=np.minimum.accumulate(first),
-            busy=np.minimum.accumulate(busy),
+            first=first,
+            busy=busy,
             switch=self._switch(name, kind, counts),
             memory=self._memory(name, kind, counts, items if not stage.streaming else total),
         )
@@ -241,6 +242,11 @@ def allowed_counts(stage: Stage, total: int, per_node: int) -> Ints:
         counts = counts[stage.divides % (counts // stage.replica) == 0]
     straddles = per_node % stage.replica if stage.replica <= per_node else stage.replica % per_node
     return counts if straddles == 0 else counts[:0]
+
+
+def _falling(values: Floats) -> Floats:
+    """Return the least non-increasing function above ``values``."""
+    return np.asarray(np.maximum.accumulate(values[::-1])[::-1])
 
 
 def _over_replicas(replicas: Ints, value: Callable[[int], float]) -> Floats:

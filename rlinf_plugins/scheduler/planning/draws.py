@@ -28,6 +28,8 @@ class Draws:
         self._rng = rng
         self._noise = noise
         self._grids: dict[tuple[str, str], dict[int, dict[int, NDArray[np.float64]]]] = {}
+        self._scales: dict[tuple[str, str, int, int], float] = {}
+        self._costs: dict[tuple[str, str], tuple[float, float, float]] = {}
         self._means: dict[tuple[str, str, int, float], float] = {}
 
     def call(self, name: str, kind: str, devices: int, items: float) -> float:
@@ -43,7 +45,8 @@ class Draws:
         key = (name, kind, devices, items)
         if key not in self._means:
             grid = self._grid(name, kind)
-            sizes = sorted(grid)
+            rich = [size for size in grid if len(grid[size]) > 1 or devices in grid[size]]
+            sizes = sorted(rich or grid)
             values = [self._over_devices(grid[size], devices) for size in sizes]
             self._means[key] = self._over_items(sizes, values, items)
         return self._means[key]
@@ -64,7 +67,7 @@ class Draws:
         replicas = max(devices // replica, 1)
         start, step, token = self._step_costs(name, kind, replica)
         lengths = self._rng.choice(np.asarray(measured.lengths), size=total)
-        finished = start + np.sort(_serve(lengths, replicas, measured.slots, step, token))
+        finished = start + np.sort(serve(lengths, replicas, measured.slots, step, token))
         scale = self._tail_scale(name, kind, devices, replicas, total, (start, step, token))
         return np.asarray(finished[items - 1 :: items] * scale)
 
@@ -146,6 +149,11 @@ class Draws:
 
     def _step_costs(self, name: str, kind: str, replica: int) -> tuple[float, float, float]:
         """Ordinary least squares of a call's seconds on its longest item and its tokens per replica."""
+        if (name, kind) not in self._costs:
+            self._costs[name, kind] = self._regressed(name, kind, replica)
+        return self._costs[name, kind]
+
+    def _regressed(self, name: str, kind: str, replica: int) -> tuple[float, float, float]:
         measured = self._stage(name)
         lengths = np.sort(np.array(measured.lengths))
         rows, seconds = [], []
@@ -172,26 +180,34 @@ class Draws:
     def _tail_scale(
         self, name: str, kind: str, devices: int, replicas: int, total: int, costs: tuple[float, float, float]
     ) -> float:
-        """Match the measured time of the largest measured call, which a regression misses by its residual."""
-        measured = self._stage(name)
-        largest = max(self._grid(name, kind))
-        items = min(total, largest)
-        steps, tokens = _load(np.sort(np.array(measured.lengths)), replicas, measured.slots, items)
-        modelled = costs[0] + costs[1] * steps + costs[2] * tokens
-        return self.mean(name, kind, devices, items) / modelled if modelled > 0 else 1.0
+        """Match the measured time of the largest measured call, which the regression misses by its residual."""
+        key = (name, kind, devices, total)
+        if key not in self._scales:
+            measured = self._stage(name)
+            items = min(total, max(self._grid(name, kind)))
+            rng = np.random.default_rng(20_260_102)
+            modelled = costs[0] + np.mean(
+                [
+                    serve(
+                        rng.choice(np.asarray(measured.lengths), size=items), replicas, measured.slots, *costs[1:]
+                    ).max()
+                    for _ in range(8)
+                ]
+            )
+            self._scales[key] = self.mean(name, kind, devices, items) / float(modelled) if modelled > 0 else 1.0
+        return self._scales[key]
 
 
 def _load(ordered: NDArray[np.float64], replicas: int, slots: int, items: int) -> tuple[float, float]:
-    """Expected steps and tokens per replica of a call: means over a fixed set of drawn batches."""
+    """Expected steps, and tokens of the fullest replica, of a call: means over a fixed set of drawn batches."""
     rng = np.random.default_rng(20_260_101)
-    steps = [
-        float(_serve(rng.choice(ordered, size=items), replicas, slots, 1.0, 0.0).max())
-        for _ in range(max(2, min(16, 4096 // items)))
-    ]
-    return float(np.mean(steps)), items / replicas * float(ordered.mean())
+    batches = [rng.choice(ordered, size=items) for _ in range(max(2, min(16, 4096 // items)))]
+    steps = [serve(batch, replicas, slots, 1.0, 0.0).max() for batch in batches]
+    tokens = [max(batch[replica::replicas].sum() for replica in range(min(replicas, items))) for batch in batches]
+    return float(np.mean(steps)), float(np.mean(tokens))
 
 
-def _serve(lengths: NDArray[np.float64], replicas: int, slots: int, step: float, token: float) -> NDArray[np.float64]:
+def serve(lengths: NDArray[np.float64], replicas: int, slots: int, step: float, token: float) -> NDArray[np.float64]:
     """Return when each item is finished: replicas with slots, one queue dealt in turn, steps slowed by the load."""
     finished = np.empty(len(lengths))
     for replica in range(replicas):

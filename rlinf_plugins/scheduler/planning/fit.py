@@ -5,6 +5,7 @@ interpolation in log-log. Outside: Amdahl's law ``a + b / n`` with non-negative 
 joined at the edge. Between granularities: linear. ``extrapolates`` flags whatever lies outside the measured box.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -105,20 +106,32 @@ class Surface:
         counts = np.asarray(n, dtype=float)
         if self.amount == "memory":
             m = max(m, self.items[0])
-        if len(self.items) == 1 and self.amount == "memory":
-            values = self.curves[0].at(counts)
+        if m in self.items:
+            values = self._row(self.items.index(int(m)), counts)
         elif len(self.items) == 1:
-            values = self.curves[0].at(counts) * (m / self.items[0])
+            values = self._row(0, counts) * (m / self.items[0] if self.amount == "time" else 1.0)
         else:
             right = int(np.clip(np.searchsorted(self.items, m), 1, len(self.items) - 1))
-            low, high = self.curves[right - 1].at(counts), self.curves[right].at(counts)
-            high = np.maximum(low, high)
+            low, high = self._row(right - 1, counts), self._row(right, counts)
             m0, m1 = self.items[right - 1], self.items[right]
-            slope = (high - low) / (m1 - m0)
-            values = low + slope * (m - m0)
+            if m < m0 or m > m1:  # outside, more items never take less
+                high = np.maximum(low, high)
+            values = low + (high - low) / (m1 - m0) * (m - m0)
             if m < m0:  # below the box: no dearer than in proportion
                 values = np.maximum(values, low * (m / m0))
         return np.minimum.accumulate(values)
+
+    def _row(self, index: int, counts: Floats) -> Floats:
+        """Return one granularity's values; one measured at a single count borrows its neighbour's shape."""
+        curve = self.curves[index]
+        if len(curve.devices) > 1:
+            return curve.at(counts)
+        richer = [i for i, other in enumerate(self.curves) if len(other.devices) > 1]
+        if not richer:
+            return curve.at(counts)
+        near = self.curves[min(richer, key=lambda i: abs(math.log(self.items[i] / self.items[index])))]
+        here = near.at(curve.devices)
+        return curve.at(counts) if here[0] <= 0 else curve.values[0] * near.at(counts) / here[0]
 
     def extrapolates(self, n: int, m: float) -> bool:
         """Say whether (n, m) lies outside the measured box."""

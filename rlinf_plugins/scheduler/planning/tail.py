@@ -6,6 +6,7 @@ and ``b * sum(min(length, x))`` into tokens. Waiting for all of them (temporal m
 consumer that starts on the first ``m`` (pipelined mode) hides it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -13,7 +14,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
-from scipy.special import betainc
+from scipy.special import betainc, ndtri
 
 Floats = NDArray[np.float64]
 
@@ -58,7 +59,7 @@ class Tail:
         """Fit the step costs to samples by non-negative least squares; one cell alone is put down to steps."""
         shape = cls(ordered=np.sort(np.asarray(lengths, dtype=float)), slots=slots, start=0.0, step=1.0, token=0.0)
         steps = [shape.steps(r, m, m) for r, m in zip(replicas, items, strict=True)]
-        tokens = [m / r * shape.mean for r, m in zip(replicas, items, strict=True)]
+        tokens = [shape.fullest(r, m) for r, m in zip(replicas, items, strict=True)]
         target = np.asarray(seconds, dtype=float)
         if len({(round(s, 9), round(t, 9)) for s, t in zip(steps, tokens, strict=True)}) < 3:
             return cls(ordered=shape.ordered, slots=slots, start=0.0, step=float(target.mean() / max(steps)), token=0.0)
@@ -93,11 +94,21 @@ class Tail:
         before = (per_replica * self.mean - self.slots * float(residual.mean())) / self.slots
         return before + expected_order_statistic(residual, max(done - drained, 1), wave)
 
+    def fullest(self, replicas: int, items: int) -> float:
+        """Expected tokens of the fullest of ``replicas`` replicas that share ``items`` items.
+
+        Mean of a sum plus the expected largest of ``replicas`` standard normals (Blom's approximation) times its
+        deviation: sums of many lengths are near normal even where lengths are not.
+        """
+        share = items / replicas
+        blom = float(ndtri((replicas - 0.375) / (replicas + 0.25))) if replicas > 1 else 0.0
+        return share * self.mean + blom * math.sqrt(share) * float(self.ordered.std())
+
     def seconds(self, replicas: int, items: int, done: int) -> float:
         """Expected seconds until ``done`` of ``items`` items are finished."""
         steps = self.steps(replicas, items, done)
         if done >= items:
-            tokens = items / replicas * self.mean
+            tokens = self.fullest(replicas, items)
         elif not self.slots or items / replicas <= self.slots:
             tokens = items / replicas * float(np.minimum(self.ordered, steps).mean())
         else:
