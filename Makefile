@@ -21,7 +21,7 @@ test-fast:  ## the fast tests only
 	@PY=$(PY) && exec $$PY -m pytest -m "not slow and not gpu" -q
 
 lint:  ## ruff, mypy and the import rules
-	@PY=$(PY) && $$PY -m ruff check . && $$PY -m ruff format --check . && $$PY -m mypy && $$PY -c "from importlinter.cli import lint_imports_command as run; run()" --no-logo
+	@PY=$(PY) && $$PY -m ruff check . && $$PY -m ruff format --check . && MYPYPATH=integrations/verl $$PY -m mypy && $$PY -c "from importlinter.cli import lint_imports_command as run; run()" --no-logo
 
 lock:  ## resolve requirements.lock anew from setup.cfg and requirements.in (needs uv)
 	uv pip compile setup.cfg requirements.in --all-extras --universal --python-version 3.11 --generate-hashes \

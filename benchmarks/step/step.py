@@ -1,4 +1,4 @@
-"""Seconds per training step: ``m2flow`` against veRL's ``sync`` with its poll at 0.05 s, same job, same machine, in turn.
+"""Seconds per training step: ``m2flow`` against veRL's ``sync`` with its poll at 0.05 s, in turn on one machine.
 
 Run: ``$(make -s python) benchmarks/step/step.py [--rounds 3] [--steps 12]``; about five minutes on two idle cores.
 """
@@ -54,14 +54,11 @@ def main() -> None:
             order = list(MODES) if turn % 2 == 0 else list(MODES)[::-1]
             for mode in order:
                 seconds[mode] += run(mode, folder, arguments.steps, seed=turn)
+    medians = {mode: statistics.median(values) for mode, values in seconds.items()}
     for mode, values in seconds.items():
-        spread = statistics.quantiles(values, n=4)
-        print(
-            f"{mode:8s} {len(values)} steps  median {statistics.median(values):.3f} s  quartiles {spread[0]:.3f}-{spread[2]:.3f}"
-        )
-    print(
-        f"m2flow / sync: {statistics.median(seconds['m2flow']) / statistics.median(seconds['sync']):.3f} (goal <= 1.05)"
-    )
+        low, _, high = statistics.quantiles(values, n=4)
+        print(f"{mode:8s} {len(values)} steps  median {medians[mode]:.3f} s  quartiles {low:.3f}-{high:.3f}")
+    print(f"m2flow / sync: {medians['m2flow'] / medians['sync']:.3f} (goal <= 1.05)")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from rlinf_verl import handshake
 
 def install() -> None:
     """Make veRL's configuration check and trainer look-up raise while our trainer mode is asked for."""
-    config_module = sys.modules["verl.utils.config"]
+    config_module: Any = sys.modules["verl.utils.config"]
     original = config_module.validate_config
 
     def validate_config(*args: Any, **kwargs: Any) -> Any:

@@ -22,20 +22,27 @@ class ArrivalAgentLoopWorker(_PlainAgentLoopWorker):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self._arrivals: Any = None
         self._failures: dict[str, list[RolloutFailure]] = {}
+        self._broken: asyncio.Future[None] | None = None
 
     async def set_arrivals(self, arrivals: Any) -> None:
         """Receive the handle of the Arrivals actor."""
         self._arrivals = arrivals
 
     async def run_until_exit(self) -> None:
-        """Never return: the pending call fails when this process dies, which is how the trainer learns of it."""
-        await asyncio.Event().wait()
+        """Never return: the pending call fails with this process or with what broke it, and so the trainer learns."""
+        self._broken = asyncio.get_running_loop().create_future()
+        await self._broken
 
     async def _run_prompt(self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False) -> None:
         uid = prompt["uid"]
-        await super()._run_prompt(prompt, sampling_params, trajectory, trace)
         partition_id = "val" if trajectory["validate"] else "train"
-        await self._arrivals.publish.remote(partition_id, self._failures.pop(uid, []))
+        try:
+            await super()._run_prompt(prompt, sampling_params, trajectory, trace)
+            await self._arrivals.publish.remote(partition_id, self._failures.pop(uid, []))
+        except Exception as error:  # failing rollouts are veRL's to handle; this is its bookkeeping that failed
+            if self._broken is not None and not self._broken.done():
+                self._broken.set_exception(error)
+            raise
 
     async def _run_agent_loop(self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any) -> Any:
         try:

@@ -61,7 +61,7 @@ class M2FlowTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
-        self.role_worker_mapping = {
+        self.role_worker_mapping: dict[Any, Any] = {
             role: ray.remote(WORKER_CLASSES[actor_class.__ray_actor_class__])
             for role, actor_class in self.role_worker_mapping.items()
         }

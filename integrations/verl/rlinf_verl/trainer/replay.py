@@ -50,7 +50,7 @@ class ArrivalReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             RolloutWorkerDiedError: A process that runs agent loops died.
         """
         self._batch_size = batch_size
-        self._failure_metrics: dict[str, float] = {}
+        self._failure_metrics: dict[str, int] = {}
         batch, metrics = super().sample(global_steps, partition_id, batch_size)
         return batch, {**metrics, **self._failure_metrics}
 
