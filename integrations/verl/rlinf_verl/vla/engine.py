@@ -1,0 +1,154 @@
+"""The training engine of OpenVLA policies: veRL's FSDP2 engine around the policy's own forward.
+
+veRL's engine shifts next-token log-probabilities over a whole vocabulary; a policy that decodes a chunk in parallel, or
+whose support is the action vocabulary, cannot be read that way. Everything else (sharding, gradient accumulation,
+clipping, offload, schedules, checkpoints) is veRL's.
+"""
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from verl.utils.device import get_device_id, get_device_name
+from verl.utils.torch_dtypes import PrecisionType
+from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
+from verl.workers.engine.utils import detach_tree
+
+from rlinf_plugins.core.errors import ConfigError
+from rlinf_plugins.models.openvla import ImageProcessor, OpenVLAForActionPrediction, load_policy, save_policy
+from rlinf_plugins.models.openvla.statistics import FILE as STATISTICS
+from rlinf_verl.vla.engine_rows import pack_outputs, read_inputs
+
+MODEL_TYPE = "openvla"
+
+WRAPPED = ("Block", "LlamaDecoderLayer", "FusedProjector", "ProprioProjector", "ValueHead")
+"""Classes that are sharded on their own: vision blocks, decoder layers, projectors, value head. veRL adds the embedding
+and the output layer."""
+
+
+def wrapped_classes(policy: torch.nn.Module) -> list[str]:
+    """Return those of :data:`WRAPPED` that the policy has."""
+    present = {type(module).__name__ for module in policy.modules()}
+    return [name for name in WRAPPED if name in present]
+
+
+class OpenVLAEngine(FSDPEngine):  # type: ignore[misc]
+    """FSDP2 engine for OpenVLA and OpenVLA-OFT; the checkpoint's ``action_spec`` decides which.
+
+    Args:
+        model_config: veRL's ``HFModelConfig``.
+        engine_config: veRL's ``FSDPEngineConfig`` with ``strategy="fsdp2"``.
+        optimizer_config: veRL's ``FSDPOptimizerConfig``.
+        checkpoint_config: veRL's ``CheckpointConfig``; ``hf_model`` in ``save_contents`` writes the published layout.
+
+    Raises:
+        ConfigError: Settings that have no meaning for an action policy.
+    """
+
+    def __init__(
+        self, model_config: Any, engine_config: Any, optimizer_config: Any, checkpoint_config: Any, **kwargs: Any
+    ) -> None:
+        _check(model_config, engine_config)
+        contents = list(checkpoint_config.save_contents)
+        self._exports = "hf_model" in contents
+        kept = [name for name in contents if name != "hf_model"]
+        checkpoint_config = dataclasses.replace(checkpoint_config, save_contents=kept)
+        super().__init__(model_config, engine_config, optimizer_config, checkpoint_config, **kwargs)
+        hf_config = model_config.hf_config
+        self._images = ImageProcessor(hf_config.image_resize_strategy, hf_config.image_sizes[0])
+
+    @property
+    def policy(self) -> OpenVLAForActionPrediction:
+        """The policy inside the wrappers."""
+        return self.module  # type: ignore[no-any-return]
+
+    def _build_module(self) -> torch.nn.Module:
+        default = "bf16" if self.engine_config.forward_only else "fp32"
+        dtype = PrecisionType.to_dtype(self.engine_config.model_dtype or default)
+        policy = load_policy(self.model_config.local_path, dtype=dtype)
+        policy.set_gradient_checkpointing(self.model_config.enable_gradient_checkpointing)
+        policy._no_split_modules = wrapped_classes(policy)
+        return policy
+
+    def forward_step(
+        self, micro_batch: TensorDict, loss_function: Callable[..., Any] | None, forward_only: bool
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Run the policy on one micro-batch.
+
+        Args:
+            micro_batch: Rows as ``rlinf_verl.vla.rows`` defines them.
+            loss_function: veRL's loss; None where only outputs are wanted.
+            forward_only: No gradients are needed.
+
+        Returns:
+            The loss, and what veRL aggregates: ``model_output``, ``loss``, ``metrics``.
+        """
+        device = get_device_id()
+        inputs = read_inputs(micro_batch, self.policy.spec, self._images, device)
+        micro_batch = micro_batch.to(device)
+        with self._autocast():
+            output = self.module(**inputs.arguments)
+        model_output = pack_outputs(output, micro_batch, inputs.real)
+        loss, metrics = torch.tensor(1.0, device=device), {}
+        if loss_function is not None:
+            group = self.get_data_parallel_group()
+            loss, metrics = loss_function(model_output=model_output, data=micro_batch, dp_group=group)
+        return loss, {"model_output": detach_tree(model_output), "loss": loss.detach().item(), "metrics": metrics}
+
+    def save_checkpoint(
+        self,
+        local_path: str,
+        hdfs_path: str | None = None,
+        global_step: int = 0,
+        max_ckpt_to_keep: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Save shards to resume from and, where asked for, ``huggingface/`` in the published layout."""
+        super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep, **kwargs)
+        if self._exports:
+            self.export(Path(local_path) / "huggingface")
+
+    def export(self, folder: Path) -> None:
+        """Write the policy in the published layout; call it on all ranks.
+
+        Args:
+            folder: Where ``load_policy`` will find it.
+        """
+        gathered, _ = self.get_per_tensor_param()
+        weights = {name: value.detach().cpu() for name, value in gathered}
+        if self.rank == 0:
+            save_policy(self.policy, folder, weights=weights)
+            for name in (STATISTICS, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+                source = Path(self.model_config.local_path) / name
+                if source.is_file():
+                    shutil.copyfile(source, folder / name)
+        torch.distributed.barrier()
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self._autocast_dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(device_type=get_device_name(), dtype=self._autocast_dtype)
+
+
+def register() -> None:
+    """Register the engine under its own model type; veRL's engine configuration keeps the strategy's name."""
+    EngineRegistry.register(model_type=MODEL_TYPE, backend="fsdp2", device=["cuda", "cpu"])(OpenVLAEngine)
+
+
+def _check(model_config: Any, engine_config: Any) -> None:
+    wrong = {
+        "model.use_remove_padding": (model_config.use_remove_padding, False),
+        "model.use_fused_kernels": (model_config.use_fused_kernels, False),
+        "model.use_liger": (model_config.use_liger, False),
+        "fsdp_config.strategy": (engine_config.strategy, "fsdp2"),
+        "fsdp_config.ulysses_sequence_parallel_size": (engine_config.ulysses_sequence_parallel_size, 1),
+    }
+    for name, (found, needed) in wrong.items():
+        if found != needed:
+            raise ConfigError(f"the openvla engine needs {name}={str(needed).lower()}, got {found}")
