@@ -1,8 +1,8 @@
 """Predicted against actual step times: when has the world changed enough to plan again?
 
 A sustained drift is a median over a window that stays outside the threshold for several steps: noise moves single
-steps, not the median. After a re-plan the detector is silent for two windows and takes their median as the new level, so
-that a model that is wrong by a constant factor causes one re-plan, not one after another.
+steps, not the median. After a re-plan the detector is silent for two windows and takes their median as the new level,
+so that a model that is wrong by a constant factor causes one re-plan, not one after another.
 """
 
 from collections import deque

@@ -123,7 +123,7 @@ class Draws:
     @staticmethod
     def _over_devices(row: dict[int, NDArray[np.float64]], devices: int) -> float:
         counts = np.array(sorted(row), dtype=float)
-        means = np.minimum.accumulate(np.array([row[int(n)].mean() for n in counts]))
+        means = np.array([row[int(n)].mean() for n in counts])
         if counts[0] <= devices <= counts[-1]:
             return float(np.exp(np.interp(math.log(devices), np.log(counts), np.log(means))))
         if len(counts) == 1:

@@ -155,8 +155,9 @@ def _warnings(model: CostModel, best: Plan) -> tuple[str, ...]:
     for phase in best.phases:
         for pool in phase.pools:
             for name in pool.stages:
-                if model.is_extrapolated(name, pool.kind, pool.allotted[name], phase.items):
-                    warnings.append(f"{name} was not measured near {pool.allotted[name]} devices, {phase.items} items")
+                items = model.flow.items if model.flow.stage(name).streaming else phase.items
+                if model.is_extrapolated(name, pool.kind, pool.allotted[name], items):
+                    warnings.append(f"{name} was not measured near {pool.allotted[name]} devices, {items} items")
     for name, counts in model.violations().items():
         at = ", ".join(str(n) for n in counts)
         warnings.append(f"{name} was measured slower on {at} devices than on fewer; pooled by the fit")

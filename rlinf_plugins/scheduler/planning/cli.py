@@ -1,0 +1,263 @@
+"""``rlinf-plugins profile``, ``plan`` and ``simulate``."""
+
+import importlib.metadata
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from rlinf_plugins.core.config import from_mapping, suggest
+from rlinf_plugins.core.errors import FlowError, PlanError
+from rlinf_plugins.scheduler.cluster import Cluster
+from rlinf_plugins.scheduler.flow import Flow
+from rlinf_plugins.scheduler.planning.constraints import Constraints, Pin
+from rlinf_plugins.scheduler.planning.gantt import html_gantt, text_gantt
+from rlinf_plugins.scheduler.planning.objectives import OBJECTIVES, choose
+from rlinf_plugins.scheduler.planning.plan import Plan
+from rlinf_plugins.scheduler.planning.planner import PlanRequest
+from rlinf_plugins.scheduler.planning.planner import plan as best_plan
+from rlinf_plugins.scheduler.planning.profile import MAX_AGE_DAYS, Profile
+from rlinf_plugins.scheduler.planning.profiler import Profiler, ProfilerConfig, load_factories
+from rlinf_plugins.scheduler.planning.rescale import rescaled
+from rlinf_plugins.scheduler.planning.simulator import Failures, Simulated, mean_and_tail, simulate
+from rlinf_plugins.scheduler.planning.uncertainty import robustness, worth_measuring
+
+WRITER_GROUP = "rlinf_plugins.plan_writers"
+"""Entry points of this group are callables ``(plan, path) -> str``: a trainer's overrides for a plan at a path."""
+
+FlowFile = Annotated[Path, typer.Argument(help="Flow file (YAML or JSON).")]
+ClusterFile = Annotated[Path, typer.Option("--cluster", help="Cluster file (YAML or JSON).")]
+ProfileFile = Annotated[Path, typer.Option("--profile", help="Profile (JSON).")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("profile")(profile)
+    app.command("plan")(plan)
+    app.command("simulate")(simulate_plan)
+
+
+def profile(
+    flow: FlowFile,
+    cluster: ClusterFile,
+    probes: Annotated[Path, typer.Option(help="What to run (YAML): stage -> 'module:factory', devices, items, ...")],
+    out: Annotated[Path, typer.Option(help="Profile to write, or to append to.")],
+    append: Annotated[bool, typer.Option(help="Add to the profile at --out instead of replacing it.")] = False,
+) -> None:
+    """Run each component at several device counts and granularities and write its samples."""
+    console = Console()
+    graph, machines = read_flow(flow), Cluster.read(cluster)
+    config = from_mapping(ProfilerConfig, _yaml(probes), str(probes))
+    sys.path.insert(0, str(probes.resolve().parent))
+    measured = Profiler(graph, machines, load_factories(config.probes), config).run(console.print)
+    if append:
+        measured = Profile.read(out).appended(measured.stages)
+    measured.write(out)
+    console.print(f"wrote {sum(len(s.samples) for s in measured.stages.values())} samples to {out}")
+
+
+def plan(
+    flow: FlowFile,
+    cluster: ClusterFile,
+    profile: ProfileFile,
+    pin: Annotated[
+        list[str] | None, typer.Option(help="Fix a stage: NAME=8, NAME=8:gpu, NAME=temporal or NAME=spatial.")
+    ] = None,
+    mode: Annotated[list[str] | None, typer.Option(help="Allowed modes: temporal, spatial, hybrid.")] = None,
+    objective: Annotated[str, typer.Option(help=f"One of {', '.join(OBJECTIVES)}.")] = "time",
+    max_staleness: Annotated[int, typer.Option(help="Steps by which data may lag behind the weights (0 or 1).")] = 0,
+    limit_s: Annotated[float | None, typer.Option(help="Stop searching after so many seconds.")] = None,
+    max_age_days: Annotated[float, typer.Option(help="Refuse profiles older than this.")] = MAX_AGE_DAYS,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the plan (JSON) here; also prints a trainer's overrides.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the Gantt chart (HTML) here.")] = None,
+    robust: Annotated[bool, typer.Option(help="Say how wrong each component's profile may be.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON only.")] = False,
+) -> None:
+    """Find the best placement and explain it."""
+    request = PlanRequest(
+        flow=read_flow(flow),
+        cluster=Cluster.read(cluster),
+        profile=Profile.read(profile),
+        constraints=from_mapping(
+            Constraints,
+            {
+                "pins": [_plain(parse_pin(text)) for text in pin or []],
+                "max_staleness": max_staleness,
+                **({"modes": mode} if mode else {}),
+            },
+            "options",
+        ),
+        limit_s=limit_s,
+        max_age_days=max_age_days,
+    )
+    chosen = best_plan(request)
+    console = Console()
+    if objective != "time":
+        chosen = _by_objective(request, chosen, objective, console, quiet=as_json)
+    if out is not None:
+        out.write_bytes(chosen.to_json())
+    if html is not None:
+        run = _simulated(request.flow, request.cluster, request.profile, chosen)
+        html.write_text(html_gantt(chosen, run.spans, run.seconds))
+    if as_json:
+        typer.echo(chosen.to_json().decode())
+        return
+    print_plan(chosen, console)
+    run = _simulated(request.flow, request.cluster, request.profile, chosen)
+    console.print(text_gantt(chosen, run.spans, run.seconds, console.width), highlight=False)
+    if robust:
+        _print_robustness(request, chosen, console)
+    if out is not None:
+        for line in overrides(chosen, out):
+            console.print(line, soft_wrap=True, highlight=False)
+
+
+def simulate_plan(
+    flow: FlowFile,
+    cluster: ClusterFile,
+    profile: ProfileFile,
+    plan: Annotated[Path, typer.Option(help="Plan (JSON).")],
+    repeats: Annotated[int, typer.Option(help="Simulated steps.")] = 32,
+    seed: Annotated[int, typer.Option(help="Seed of the first step.")] = 0,
+    failures_per_device_hour: Annotated[float, typer.Option(help="Rate at which a busy device fails.")] = 0.0,
+    restart_s: Annotated[float, typer.Option(help="Seconds until a failed pool is back.")] = 60.0,
+    html: Annotated[Path | None, typer.Option(help="Write the first step's Gantt chart (HTML) here.")] = None,
+) -> None:
+    """Replay a plan in the simulator; on a cluster of another size its pools grow or shrink in proportion."""
+    graph, machines, measured = read_flow(flow), Cluster.read(cluster), Profile.read(profile)
+    chosen = rescaled(Plan.read(plan), graph, machines, measured)
+    failures = None
+    if failures_per_device_hour > 0:
+        failures = Failures(per_device_hour=failures_per_device_hour, restart_seconds=restart_s)
+    runs = [
+        simulate(graph, machines, measured, chosen, np.random.default_rng(s), failures=failures)
+        for s in np.random.SeedSequence(seed).spawn(repeats)
+    ]
+    seconds = np.array([run.seconds for run in runs])
+    mean, p99, cvar = mean_and_tail(seconds)
+    console = Console()
+    print_plan(chosen, console)
+    console.print(text_gantt(chosen, runs[0].spans, runs[0].seconds, console.width), highlight=False)
+    console.print(
+        f"simulated {repeats} steps: mean {mean:.4g} s, P99 {p99:.4g} s, CVaR {cvar:.4g} s, "
+        f"{sum(run.failures for run in runs)} failures; predicted {chosen.seconds:.4g} s"
+    )
+    if html is not None:
+        html.write_text(html_gantt(chosen, runs[0].spans, runs[0].seconds))
+
+
+def read_flow(path: Path) -> Flow:
+    """Read a flow file.
+
+    Raises:
+        FlowError: The file cannot be read or is not a usable flow.
+        ConfigError: An unknown key or a wrong type.
+    """
+    return Flow.from_mapping(_yaml(path), str(path))
+
+
+def parse_pin(text: str) -> Pin:
+    """Read ``NAME=8``, ``NAME=8:gpu``, ``NAME=temporal`` or ``NAME=spatial``.
+
+    Raises:
+        PlanError: The text is of another form.
+    """
+    name, _, value = text.partition("=")
+    count, _, kind = value.partition(":")
+    if name and value in ("temporal", "spatial"):
+        return Pin(stage=name, mode="temporal" if value == "temporal" else "spatial")
+    if not name or not count.isdecimal() or int(count) < 1:
+        raise PlanError(f"cannot read the pin {text!r}; write NAME=8, NAME=8:gpu, NAME=temporal or NAME=spatial")
+    return Pin(stage=name, devices=int(count), kind=kind or None)
+
+
+def overrides(plan: Plan, path: Path) -> list[str]:
+    """Return what the installed trainers need to apply the plan, one text a trainer."""
+    entries = sorted(importlib.metadata.entry_points(group=WRITER_GROUP), key=lambda entry: entry.name)
+    writers: list[tuple[str, Callable[[Plan, Path], str]]] = [(entry.name, entry.load()) for entry in entries]
+    return [f"{name}: {writer(plan, path)}" for name, writer in writers]
+
+
+def print_plan(plan: Plan, console: Console) -> None:
+    """Print a plan's table, prediction, reasons and alternatives."""
+    table = Table(title=f"{plan.flow}: {plan.mode}", title_justify="left", box=None)
+    for column in ("phase", "stage", "devices", "numbers", "shares with", "micro-batch", "remark"):
+        table.add_column(column, overflow="fold")
+    for row in plan.rows():
+        table.add_row(*row)
+    console.print(table)
+    band = f" (90 % band {plan.band[0]:.4g} to {plan.band[1]:.4g} s)" if plan.band else ""
+    gap = f", at most {plan.gap:.2%} from the optimum" if plan.gap else ""
+    memory = ", ".join(f"{share:.0%} of a device's memory" for share in plan.memory.values())
+    console.print(f"predicted step: {plan.seconds:.4g} s{band}{gap}; {memory}")
+    for line in plan.reasons:
+        console.print(f"  {line}")
+    for line in plan.warnings:
+        console.print(f"  [yellow]warning:[/] {line}")
+    if plan.alternatives:
+        console.print("not chosen:")
+        for other in plan.alternatives:
+            console.print(f"  {other.seconds:.4g} s  {other.summary}\n      {other.reason}", highlight=False)
+
+
+def _by_objective(request: PlanRequest, fastest: Plan, objective: str, console: Console, *, quiet: bool) -> Plan:
+    known = {name: name for name in OBJECTIVES}
+    if objective not in known:
+        raise PlanError(f"unknown objective {objective!r}; {suggest(objective, known)}")
+    choice = choose(request, known[objective])
+    if not quiet:
+        table = Table(title=f"scored plans, best by {objective} first", title_justify="left", box=None)
+        for column in ("", "time s", "P99 s", "CVaR s", "GPU-hours", "energy Wh", "memory", "staleness", "plan"):
+            table.add_column(column)
+        order = sorted(range(len(choice.scores)), key=lambda i: choice.scores[i].value(known[objective]))
+        for i in order:
+            s = choice.scores[i]
+            mark = ("front" if i in choice.front else "") + (", knee" if i == choice.knee else "")
+            energy = "-" if s.energy is None else f"{s.energy:.4g}"
+            cells = [f"{v:.4g}" for v in (s.time, s.p99, s.cvar, s.gpu_hours)]
+            table.add_row(mark, *cells, energy, f"{s.memory:.0%}", str(s.staleness), s.plan.summary())
+        console.print(table)
+        bound = "no bound is known" if choice.gap is None else f"at most {choice.gap:.2%} better"
+        console.print(f"plans that were not scored: {bound}")
+    best = choice.best.plan
+    return replace(best, alternatives=fastest.alternatives, reasons=(f"best of {len(choice.scores)} by {objective}",))
+
+
+def _print_robustness(request: PlanRequest, plan: Plan, console: Console) -> None:
+    found = robustness(request, plan)
+    table = Table(title="the plan holds while a component's true time is", title_justify="left", box=None)
+    for column in ("stage", "at least", "at most", "mode holds from", "mode holds to"):
+        table.add_column(column)
+    for entry in found:
+        ends = (entry.faster, entry.slower, entry.mode_faster, entry.mode_slower)
+        table.add_row(entry.stage, *["any" if v in (0.0, math.inf) else f"{v:.2f} x" for v in ends])
+    console.print(table)
+    console.print(worth_measuring(found))
+
+
+def _simulated(flow: Flow, cluster: Cluster, profile: Profile, plan: Plan) -> Simulated:
+    return simulate(flow, cluster, profile, plan, np.random.default_rng(0), noise=False)
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise FlowError(f"cannot read {path}: {error}") from error
+    if not isinstance(values, dict):
+        raise FlowError(f"{path} must hold a mapping, got {type(values).__name__}")
+    return values
+
+
+def _plain(pin: Pin) -> dict[str, Any]:
+    return {key: getattr(pin, key) for key in ("stage", "devices", "kind", "mode")}
