@@ -11,7 +11,7 @@ from verl.utils.fs import copy_to_local
 from verl.workers.rollout.replica import TokenOutput
 
 from rlinf_plugins.core.errors import ConfigError, RequestRejectedError
-from rlinf_plugins.models.openvla import OpenVLAForActionPrediction, OpenVLAProcessor, load_policy
+from rlinf_plugins.models.openvla import OpenVLAForActionPrediction, OpenVLAProcessor, load_policy, load_statistics
 from rlinf_plugins.models.openvla.checkpoint import read_config
 from rlinf_verl.rollout.host import Engine
 from rlinf_verl.rollout.options import HFOptions, check_single_process, options
@@ -28,14 +28,15 @@ class VLAOptions(HFOptions):
     """``actor_rollout_ref.rollout.engine_kwargs.openvla``, beside the options of the in-process engine.
 
     Attributes:
-        unnorm_key: Data set whose statistics turn tokens into the robot's units.
+        unnorm_key: Data set whose statistics turn tokens into the robot's units; may be left out where the checkpoint
+            knows one only.
         statistics: How ``dataset_statistics.json`` and the configuration's own statistics combine.
         extremes: Normalise by minimum and maximum (ALOHA) instead of percentiles.
         max_batch: Observations in one forward.
         max_wait_ms: Longest time an observation waits for company.
     """
 
-    unnorm_key: str
+    unnorm_key: str | None = None
     statistics: Literal["replace", "merge"] = "replace"
     extremes: bool = False
     max_batch: int = 64
@@ -69,16 +70,29 @@ def build_policy_engine(rollout: Any, path: str, replica_rank: int) -> PolicyEng
     folder, dtype = Path(path), getattr(torch, rollout.dtype)
     loaded = rollout.load_format != "dummy"
     policy = load_policy(folder, dtype=dtype) if loaded else OpenVLAForActionPrediction(read_config(folder)).to(dtype)
-    processor = OpenVLAProcessor.from_folder(
-        folder, unnorm_key=chosen.unnorm_key, statistics=chosen.statistics, extremes=chosen.extremes
-    )
     return PolicyEngine(
         policy.to(chosen.device),
-        processor,
+        _processor(folder, chosen),
         ResidentWeights(policy, loaded=loaded),
         max_batch=chosen.max_batch,
         max_wait_s=chosen.max_wait_ms / 1000,
         seed=rollout.seed + replica_rank,
+    )
+
+
+def _processor(folder: Path, chosen: VLAOptions) -> OpenVLAProcessor:
+    known = load_statistics(folder, read_config(folder).norm_stats, chosen.statistics).datasets
+    key = chosen.unnorm_key
+    if key is None and len(known) != 1:
+        raise ConfigError(
+            f"{folder} knows {len(known)} data sets ({', '.join(sorted(known)) or 'none'}); say which robot is driven "
+            f"with rollout.engine_kwargs.{NAME}.unnorm_key"
+        )
+    return OpenVLAProcessor.from_folder(
+        folder,
+        unnorm_key=next(iter(known)) if key is None else key,
+        statistics=chosen.statistics,
+        extremes=chosen.extremes,
     )
 
 

@@ -40,7 +40,7 @@ def job_config(vla_folder):
                 "actor_rollout_ref.rollout.load_format=auto",
                 "actor_rollout_ref.rollout.dtype=float32",
                 "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
-                "+actor_rollout_ref.rollout.engine_kwargs.openvla={unnorm_key: tiny, max_batch: 2}",
+                "+actor_rollout_ref.rollout.engine_kwargs.openvla={max_batch: 2}",
                 f"actor_rollout_ref.model.path={vla_folder}",
                 "trainer.n_gpus_per_node=1",
                 "trainer.device=cpu",
