@@ -82,7 +82,7 @@ def generate(model, jobs):
 
 
 def generate_batch(model, jobs):
-    """transformers' continuous batching with a paged cache."""
+    """Continuous batching of transformers with a paged cache."""
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
     config = GenerationConfig(do_sample=True, top_k=0, max_new_tokens=64, eos_token_id=-1, pad_token_id=0)
@@ -123,7 +123,8 @@ def main() -> None:
             best = min(_cpu(contender, model, jobs) for _ in range(args.repeat))
             rate = sum(n for _, n in jobs) / best
             base = base or rate
-            print(f"{kind:7s} {contender.__name__:15s} {best:6.2f} CPU s  {rate:6.0f} tokens/s  ours is {base / rate:.2f}x")
+            name = f"{kind:7s} {contender.__name__:15s}"
+            print(f"{name} {best:6.2f} CPU s  {rate:6.0f} tokens/s  ours is {base / rate:.2f}x")
 
 
 def _cpu(contender, model, jobs):
