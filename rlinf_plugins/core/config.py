@@ -56,9 +56,21 @@ def _check_keys(cls: Any, values: Mapping[str, Any], where: str) -> None:
     for key, value in values.items():
         if key not in fields:
             raise ConfigError(f"unknown option {where}.{key}; {suggest(str(key), fields)}")
-        for nested in _dataclasses_in(fields[key]):
-            if isinstance(value, Mapping):
-                _check_keys(nested, value, f"{where}.{key}")
+        _check_value(fields[key], value, f"{where}.{key}")
+
+
+def _check_value(hint: Any, value: Any, where: str) -> None:
+    """Check the keys of whatever dataclasses ``value`` holds: itself, or as elements of a sequence or mapping."""
+    for nested in _dataclasses_in(hint):
+        if isinstance(value, Mapping):
+            _check_keys(nested, value, where)
+    origin, arguments = typing.get_origin(hint), [a for a in typing.get_args(hint) if a is not Ellipsis]
+    if origin in (list, tuple, set, frozenset) and isinstance(value, list | tuple) and len(arguments) == 1:
+        for index, element in enumerate(value):
+            _check_value(arguments[0], element, f"{where}[{index}]")
+    elif origin is dict and isinstance(value, Mapping):
+        for name, element in value.items():
+            _check_value(arguments[1], element, f"{where}.{name}")
 
 
 def _dataclasses_in(hint: Any) -> list[Any]:

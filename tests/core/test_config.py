@@ -44,3 +44,26 @@ def test_names_every_mistake(values, parts):
         from_mapping(Outer, values, "x")
     for part in parts:
         assert part in str(caught.value)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holder:
+    many: tuple[Inner, ...] = ()
+    named: dict[str, Inner] = field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("values", "where"),
+    [
+        ({"many": [{"size": 1}, {"sizes": 3}]}, r"x\.many\[1\]\.sizes"),
+        ({"named": {"a": {"sizes": 3}}}, r"x\.named\.a\.sizes"),
+    ],
+)
+def test_names_unknown_options_inside_sequences_and_mappings(values, where):
+    with pytest.raises(ConfigError, match=where):
+        from_mapping(Holder, values, "x")
+
+
+def test_builds_sequences_and_mappings():
+    values = {"many": [{"size": 1}], "named": {"a": {"size": 2}}}
+    assert from_mapping(Holder, values, "x") == Holder(many=(Inner(size=1),), named={"a": Inner(size=2)})
