@@ -110,6 +110,8 @@ def _worker() -> CheckResult:
     """Start a small Ray of our own and ask a worker; in a process that is killed when it does not answer."""
     code = (
         "import json, ray\n"
+        "from rlinf_verl.cpu.devices import listen_on_loopback\n"
+        "listen_on_loopback()\n"
         "ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False,"
         " _node_ip_address='127.0.0.1', object_store_memory=80 * 1024**2)\n"
         "@ray.remote\n"

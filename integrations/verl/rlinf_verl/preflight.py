@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from rlinf_plugins.core.errors import ConfigError, MissingAssetError
 from rlinf_verl import handshake
 from rlinf_verl.config import NODE, TRAINER_MODE, M2FlowConfig, is_requested, m2flow_config
-from rlinf_verl.cpu.devices import DEVICES_ENV, VirtualDevices
+from rlinf_verl.cpu.devices import DEVICES_ENV, VirtualDevices, listen_on_loopback
 from rlinf_verl.versions import check_host
 
 MANAGER_KEY = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
@@ -149,6 +149,11 @@ def use_virtual_devices(config: DictConfig, options: M2FlowConfig) -> None:
 
     from rlinf_verl.cpu.platform import PlatformCPU
 
+    if os.environ.get("RAY_ADDRESS"):
+        raise ConfigError(
+            f"virtual devices need a Ray of their own on this machine, but RAY_ADDRESS={os.environ['RAY_ADDRESS']} "
+            "names a running one; unset it"
+        )
     devices = VirtualDevices.divide(
         options.virtual_devices.count,
         cores_per_device=options.virtual_devices.cores_per_device,
@@ -163,6 +168,7 @@ def use_virtual_devices(config: DictConfig, options: M2FlowConfig) -> None:
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         del os.environ["CUDA_VISIBLE_DEVICES"]  # Ray would hide the virtual devices behind an empty list
     os.environ.update(environment)
+    listen_on_loopback()
     set_platform(PlatformCPU())
     with open_dict(config):
         config.trainer.device = "cpu"

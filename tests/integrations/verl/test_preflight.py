@@ -135,3 +135,9 @@ def test_without_our_flags_nothing_is_touched():
     before = OmegaConf.to_container(config)
     preflight.run(config)
     assert OmegaConf.to_container(config) == before
+
+
+def test_virtual_devices_refuse_a_running_ray(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.1:6379.*unset it"):
+        preflight.use_virtual_devices(job(), OPTIONS)

@@ -113,3 +113,15 @@ def bind_assigned_device() -> int | None:
         return None
     devices.bind(int(assigned))
     return int(assigned)
+
+
+def listen_on_loopback() -> None:
+    """Make the Ray that this process starts next listen on the loopback interface only.
+
+    Ray resolves 127.0.0.1 to an outside address wherever it supports clusters, whatever ``_node_ip_address`` says; the
+    switch that says it does not is an environment variable, read when Ray is imported.
+    """
+    from ray._private import ray_constants
+
+    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
+    ray_constants.ENABLE_RAY_CLUSTER = False

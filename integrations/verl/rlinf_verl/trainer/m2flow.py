@@ -69,7 +69,8 @@ class M2FlowTrainer(PPOTrainerSync):  # type: ignore[misc]
     def _compute_metrics(self, batch: Any, metrics: dict, *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
         rows = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
-        infos = [fields.get("reward_extra_info", {}) for fields in rows["extra_fields"].tolist()]
+        fields = [getattr(value, "data", value) for value in rows["extra_fields"]]  # veRL wraps them, or not
+        infos = [row.get("reward_extra_info", {}) for row in fields]
         metrics.update(reward_info_metrics(batch.keys, batch.tags, infos))
 
     def fit(self, agent_loop_manager: Any) -> None:

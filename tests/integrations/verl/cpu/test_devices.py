@@ -63,3 +63,18 @@ def test_nothing_is_bound_without_virtual_devices(monkeypatch):
     monkeypatch.delenv(DEVICES_ENV, raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert bind_assigned_device() is None
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_ray_listens_on_loopback_only(ray_session):
+    import psutil
+
+    family = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    listening = {
+        connection.laddr.ip
+        for connection in psutil.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.pid in family
+    }
+    assert listening
+    assert listening <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
