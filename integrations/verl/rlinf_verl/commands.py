@@ -5,9 +5,12 @@ from typing import Annotated, Literal
 
 import typer
 
+from rlinf_verl.search import commands as search_commands
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
+    search_commands.register(app)
 
     @app.command("make-tiny")
     def make_tiny(

@@ -1,13 +1,17 @@
 """Options of Search-R1 in veRL, under ``trainer.v1.m2flow.search``."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
+from omegaconf import OmegaConf
+
+from rlinf_plugins.core.config import from_mapping
 from rlinf_plugins.core.errors import ConfigError
 from rlinf_plugins.tools.http import HttpConfig
 from rlinf_plugins.tools.index import IndexConfig
 from rlinf_plugins.tools.pool_config import PoolConfig
 from rlinf_plugins.tools.queries import QueryConfig
+from rlinf_verl.config import NODE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,3 +67,15 @@ class SearchR1Config:
             raise ConfigError(f"{where} needs observation_tokens >= 16 and answer_tokens >= 1, got {self}")
         if self.match == "last" and self.stop in ("strings", "ids"):
             raise ConfigError(f"{where}.match 'last' needs the whole turn: use stop 'auto' or 'none'")
+
+
+def search_options(config: Any) -> SearchR1Config:
+    """Read and check ``trainer.v1.m2flow.search`` from veRL's configuration.
+
+    Raises:
+        ConfigError: An unknown option, a wrong type or an impossible combination.
+    """
+    where = f"{NODE}.search"
+    node = OmegaConf.select(config, where)
+    values = OmegaConf.to_container(node, resolve=True) if node is not None else {}
+    return from_mapping(SearchR1Config, values, where)  # type: ignore[arg-type]

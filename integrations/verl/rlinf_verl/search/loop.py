@@ -4,15 +4,12 @@ from typing import Any
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
-from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 from verl.utils.rollout_trace import rollout_trace_op
 
-from rlinf_plugins.core.config import from_mapping
 from rlinf_plugins.tools.results import Outcome, Passages, Query
-from rlinf_verl.config import NODE
 from rlinf_verl.search.clients import search_pool
-from rlinf_verl.search.config import SearchR1Config
+from rlinf_verl.search.config import search_options
 from rlinf_verl.search.engines import stop_mode, stop_params
 from rlinf_verl.search.policy import End, Report, SearchPolicy
 from rlinf_verl.search.tokens import TokenText
@@ -117,18 +114,6 @@ class SearchR1AgentLoop(AgentLoopBase):
         if self.tokenizer not in _completing_ids:
             _completing_ids[self.tokenizer] = text.completing_ids()
         return _completing_ids[self.tokenizer]
-
-
-def search_options(config: Any) -> SearchR1Config:
-    """Read and check ``trainer.v1.m2flow.search`` from veRL's configuration.
-
-    Raises:
-        ConfigError: An unknown option, a wrong type or an impossible combination.
-    """
-    where = f"{NODE}.search"
-    node = OmegaConf.select(config, where)
-    values = OmegaConf.to_container(node, resolve=True) if node is not None else {}
-    return from_mapping(SearchR1Config, values, where)  # type: ignore[arg-type]
 
 
 def _merge(fields: dict[str, Any], new: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from rlinf_plugins.core.errors import ConfigError, ToolCallError
 from rlinf_plugins.testing.played_engine import PlayedEngine
 from rlinf_plugins.testing.retrieval_server import Response, ScriptedRetrievalServer, passages
-from rlinf_verl.search.loop import search_options
+from rlinf_verl.search.config import search_options
 from rlinf_verl.search.tokens import TokenText
 
 
