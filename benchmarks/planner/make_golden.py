@@ -2,7 +2,7 @@
 
 Sources, by number:
 [1] RLinf repository at commit a3816b5, tests/unit_tests/test_auto_placement.py, lines 41-67 (math: 16 nodes of 8, group
-    16, 4 mini-batches, rollout batch 512, actor 101 s, rollout 224 s, inference 10 s, 128 running requests a replica)
+    16, 4 mini-batches, batch 512, actor 101 s, rollout 224 s, inference 10 s, 128 running requests a replica)
     and lines 83-124 (LIBERO and ManiSkill: seconds by environments an instance, 4 devices, actor 100 s).
 [2] The same repository, toolkits/auto_placement/node.py, lines 90-111: how its authors scale a Megatron component's time
     from the largest device count, t(n) = t(N) s / (1 + min(0.9, max(s / 10, 0.1))) with s = N / n.
@@ -139,7 +139,9 @@ def moe_30b() -> tuple[Flow, Cluster, Profile]:
             lengths=lengths(4000, 0.7, 20480),
             slots=64,
         ),
-        "inference": StageProfile(samples=table({n: 30 * 128 / n for n in counts}, 1536, 45.0), switches=switch(1.0, 1.0)),
+        "inference": StageProfile(
+            samples=table({n: 30 * 128 / n for n in counts}, 1536, 45.0), switches=switch(1.0, 1.0)
+        ),
         "actor": StageProfile(
             samples=table({n: 180 * 128 / n for n in counts}, 1536, {32: 110.0, 64: 75.0, 96: 65.0, 128: 60.0}),
             switches=switch(3.0, 3.0),

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import typer
@@ -24,7 +24,7 @@ from rlinf_plugins.scheduler.planning.objectives import OBJECTIVES, choose
 from rlinf_plugins.scheduler.planning.plan import Plan
 from rlinf_plugins.scheduler.planning.planner import PlanRequest
 from rlinf_plugins.scheduler.planning.planner import plan as best_plan
-from rlinf_plugins.scheduler.planning.profile import MAX_AGE_DAYS, Profile
+from rlinf_plugins.scheduler.planning.profile import Profile
 from rlinf_plugins.scheduler.planning.profiler import Profiler, ProfilerConfig, load_factories
 from rlinf_plugins.scheduler.planning.rescale import rescaled
 from rlinf_plugins.scheduler.planning.simulator import Failures, Simulated, mean_and_tail, simulate
@@ -33,26 +33,9 @@ from rlinf_plugins.scheduler.planning.uncertainty import robustness, worth_measu
 WRITER_GROUP = "rlinf_plugins.plan_writers"
 """Entry points of this group are callables ``(plan, path) -> str``: a trainer's overrides for a plan at a path."""
 
-FlowFile = Annotated[Path, typer.Argument(help="Flow file (YAML or JSON).")]
-ClusterFile = Annotated[Path, typer.Option("--cluster", help="Cluster file (YAML or JSON).")]
-ProfileFile = Annotated[Path, typer.Option("--profile", help="Profile (JSON).")]
 
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command("profile")(profile)
-    app.command("plan")(plan)
-    app.command("simulate")(simulate_plan)
-
-
-def profile(
-    flow: FlowFile,
-    cluster: ClusterFile,
-    probes: Annotated[Path, typer.Option(help="What to run (YAML): stage -> 'module:factory', devices, items, ...")],
-    out: Annotated[Path, typer.Option(help="Profile to write, or to append to.")],
-    append: Annotated[bool, typer.Option(help="Add to the profile at --out instead of replacing it.")] = False,
-) -> None:
-    """Run each component at several device counts and granularities and write its samples."""
+def run_profile(flow: Path, cluster: Path, probes: Path, out: Path, *, append: bool) -> None:
+    """Measure the components and write or extend the profile; see ``rlinf-plugins profile``."""
     console = Console()
     graph, machines = read_flow(flow), Cluster.read(cluster)
     config = from_mapping(ProfilerConfig, _yaml(probes), str(probes))
@@ -64,26 +47,23 @@ def profile(
     console.print(f"wrote {sum(len(s.samples) for s in measured.stages.values())} samples to {out}")
 
 
-def plan(
-    flow: FlowFile,
-    cluster: ClusterFile,
-    profile: ProfileFile,
-    pin: Annotated[
-        list[str] | None, typer.Option(help="Fix a stage: NAME=8, NAME=8:gpu, NAME=temporal or NAME=spatial.")
-    ] = None,
-    mode: Annotated[list[str] | None, typer.Option(help="Allowed modes: temporal, spatial, hybrid.")] = None,
-    objective: Annotated[str, typer.Option(help=f"One of {', '.join(OBJECTIVES)}.")] = "time",
-    max_staleness: Annotated[int, typer.Option(help="Steps by which data may lag behind the weights (0 or 1).")] = 0,
-    limit_s: Annotated[float | None, typer.Option(help="Stop searching after so many seconds.")] = None,
-    max_age_days: Annotated[float, typer.Option(help="Refuse profiles older than this.")] = MAX_AGE_DAYS,
-    out: Annotated[
-        Path | None, typer.Option(help="Write the plan (JSON) here; also prints a trainer's overrides.")
-    ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the Gantt chart (HTML) here.")] = None,
-    robust: Annotated[bool, typer.Option(help="Say how wrong each component's profile may be.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON only.")] = False,
+def run_plan(
+    flow: Path,
+    cluster: Path,
+    profile: Path,
+    *,
+    pins: list[str],
+    modes: list[str],
+    objective: str,
+    max_staleness: int,
+    limit_s: float | None,
+    max_age_days: float,
+    out: Path | None,
+    html: Path | None,
+    robust: bool,
+    as_json: bool,
 ) -> None:
-    """Find the best placement and explain it."""
+    """Plan, print and write; see ``rlinf-plugins plan``."""
     request = PlanRequest(
         flow=read_flow(flow),
         cluster=Cluster.read(cluster),
@@ -91,9 +71,9 @@ def plan(
         constraints=from_mapping(
             Constraints,
             {
-                "pins": [_plain(parse_pin(text)) for text in pin or []],
+                "pins": [_plain(parse_pin(text)) for text in pins],
                 "max_staleness": max_staleness,
-                **({"modes": mode} if mode else {}),
+                **({"modes": modes} if modes else {}),
             },
             "options",
         ),
@@ -122,18 +102,19 @@ def plan(
             console.print(line, soft_wrap=True, highlight=False)
 
 
-def simulate_plan(
-    flow: FlowFile,
-    cluster: ClusterFile,
-    profile: ProfileFile,
-    plan: Annotated[Path, typer.Option(help="Plan (JSON).")],
-    repeats: Annotated[int, typer.Option(help="Simulated steps.")] = 32,
-    seed: Annotated[int, typer.Option(help="Seed of the first step.")] = 0,
-    failures_per_device_hour: Annotated[float, typer.Option(help="Rate at which a busy device fails.")] = 0.0,
-    restart_s: Annotated[float, typer.Option(help="Seconds until a failed pool is back.")] = 60.0,
-    html: Annotated[Path | None, typer.Option(help="Write the first step's Gantt chart (HTML) here.")] = None,
+def run_simulation(
+    flow: Path,
+    cluster: Path,
+    profile: Path,
+    plan: Path,
+    *,
+    repeats: int,
+    seed: int,
+    failures_per_device_hour: float,
+    restart_s: float,
+    html: Path | None,
 ) -> None:
-    """Replay a plan in the simulator; on a cluster of another size its pools grow or shrink in proportion."""
+    """Replay a plan and print what it took; see ``rlinf-plugins simulate``."""
     graph, machines, measured = read_flow(flow), Cluster.read(cluster), Profile.read(profile)
     chosen = rescaled(Plan.read(plan), graph, machines, measured)
     failures = None
@@ -217,16 +198,18 @@ def _by_objective(request: PlanRequest, fastest: Plan, objective: str, console: 
     choice = choose(request, known[objective])
     if not quiet:
         table = Table(title=f"scored plans, best by {objective} first", title_justify="left", box=None)
-        for column in ("", "time s", "P99 s", "CVaR s", "GPU-hours", "energy Wh", "memory", "staleness", "plan"):
+        for column in ("plan", "", "time s", "P99 s", "CVaR s", "hours", "Wh", "memory", "lag"):
             table.add_column(column)
         order = sorted(range(len(choice.scores)), key=lambda i: choice.scores[i].value(known[objective]))
-        for i in order:
+        for number, i in enumerate(order, start=1):
             s = choice.scores[i]
             mark = ("front" if i in choice.front else "") + (", knee" if i == choice.knee else "")
             energy = "-" if s.energy is None else f"{s.energy:.4g}"
             cells = [f"{v:.4g}" for v in (s.time, s.p99, s.cvar, s.gpu_hours)]
-            table.add_row(mark, *cells, energy, f"{s.memory:.0%}", str(s.staleness), s.plan.summary())
+            table.add_row(str(number), mark, *cells, energy, f"{s.memory:.0%}", str(s.staleness))
         console.print(table)
+        for number, i in enumerate(order, start=1):
+            console.print(f"  {number}: {choice.scores[i].plan.summary()}", highlight=False)
         bound = "no bound is known" if choice.gap is None else f"at most {choice.gap:.2%} better"
         console.print(f"plans that were not scored: {bound}")
     best = choice.best.plan

@@ -18,7 +18,7 @@ class Pin:
         stage: The stage.
         devices: Number of devices; None: free.
         kind: Kind of devices; None: free.
-        mode: ``temporal``: nothing runs beside it; ``spatial``: it has a pool of its own in a pipeline; None: free.
+        mode: ``temporal``: it has a phase of its own (shared with its cycle); ``spatial``: it has a pool of its own in a pipeline; None: free.
     """
 
     stage: str
@@ -74,7 +74,8 @@ class Constraints:
             if pin.mode is None or pin.stage not in shape.stages:
                 continue
             alone = any(pool.stages == (pin.stage,) for pool in shape.pools)
-            if pin.mode == "temporal" and len(shape.pools) > 1:
+            own = next(pool for pool in shape.pools if pin.stage in pool.stages)
+            if pin.mode == "temporal" and (len(shape.pools) > 1 or (own.block is None and not alone)):
                 return False
             if pin.mode == "spatial" and not (alone and len(shape.pools) > 1):
                 return False

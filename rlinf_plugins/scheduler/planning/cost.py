@@ -240,6 +240,9 @@ def allowed_counts(stage: Stage, total: int, per_node: int) -> Ints:
         counts = np.intersect1d(counts, np.asarray(stage.sizes, dtype=np.int64))
     if stage.divides is not None:
         counts = counts[stage.divides % (counts // stage.replica) == 0]
+    if total <= per_node:
+        return counts
+    # On several nodes a replica must fill a node evenly, or nodes evenly, or some replica would straddle two.
     straddles = per_node % stage.replica if stage.replica <= per_node else stage.replica % per_node
     return counts if straddles == 0 else counts[:0]
 

@@ -4,8 +4,10 @@ Independent of the planner's cost code on purpose: another interpolation, anothe
 the long tail, and noise from the samples themselves. Where both agree, neither is likely to be wrong.
 """
 
+import heapq
 import math
 from collections import defaultdict
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,20 +213,17 @@ def serve(lengths: NDArray[np.float64], replicas: int, slots: int, step: float, 
     """Return when each item is finished: replicas with slots, one queue dealt in turn, steps slowed by the load."""
     finished = np.empty(len(lengths))
     for replica in range(replicas):
-        mine = np.arange(replica, len(lengths), replicas)
-        queue = list(mine[slots:]) if slots else []
-        active = list(mine[:slots] if slots else mine)
-        left = {item: float(lengths[item]) for item in active}
-        order = sorted(active, key=left.__getitem__)
+        mine = range(replica, len(lengths), replicas)
+        waiting = iter(mine)
+        # Ordered by the number of steps at which each active item is finished.
+        active = [(float(lengths[item]), item) for item in islice(waiting, slots or len(lengths))]
+        heapq.heapify(active)
         clock, reached = 0.0, 0.0
-        while order:
-            item = order.pop(0)
-            clock += (left[item] - reached) * (step + token * (len(order) + 1))
-            reached = left[item]
+        while active:
+            ends, item = heapq.heappop(active)
+            clock += (ends - reached) * (step + token * (len(active) + 1))
+            reached = ends
             finished[item] = clock
-            if queue:
-                new = queue.pop(0)
-                left[new] = reached + float(lengths[new])
-                place = int(np.searchsorted([left[i] for i in order], left[new])) if order else 0
-                order.insert(place, new)
+            for new in islice(waiting, 1):
+                heapq.heappush(active, (reached + float(lengths[new]), new))
     return finished
