@@ -8,20 +8,34 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlinf_plugins.scheduler.channel.channel import Channel
     from rlinf_plugins.scheduler.channel.config import ChannelConfig, Granularity, JournalConfig
-    from rlinf_plugins.scheduler.channel.consumer import Consumer, Delivery
-    from rlinf_plugins.scheduler.channel.producer import Producer, Put
+    from rlinf_plugins.scheduler.channel.consumer import Consumer
+    from rlinf_plugins.scheduler.channel.delivery import Delivery
+    from rlinf_plugins.scheduler.channel.producer import Producer
+    from rlinf_plugins.scheduler.channel.stream import Stream
+    from rlinf_plugins.scheduler.channel.wire import Put
 
-__all__ = ["Channel", "ChannelConfig", "Consumer", "Delivery", "Granularity", "JournalConfig", "Producer", "Put"]
+__all__ = [
+    "Channel",
+    "ChannelConfig",
+    "Consumer",
+    "Delivery",
+    "Granularity",
+    "JournalConfig",
+    "Producer",
+    "Put",
+    "Stream",
+]
 
 _HOME = {
     "Channel": "channel",
     "ChannelConfig": "config",
     "Consumer": "consumer",
-    "Delivery": "consumer",
+    "Delivery": "delivery",
     "Granularity": "config",
     "JournalConfig": "config",
     "Producer": "producer",
-    "Put": "producer",
+    "Put": "wire",
+    "Stream": "stream",
 }
 
 

@@ -73,6 +73,10 @@ class RayReply:
         except (TimeoutError, RayActorError) as error:
             raise _unreachable(self._channel, error) from error
 
+    def ready(self) -> bool:
+        """Whether the answer is here."""
+        return bool(ray.wait([self._reference], timeout=0)[0])
+
     def then(self, call: Callable[[Any], None]) -> None:
         """Call back from a thread of Ray's."""
 

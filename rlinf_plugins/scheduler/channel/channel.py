@@ -13,9 +13,9 @@ from rlinf_plugins.scheduler.channel.config import ChannelConfig, Granularity
 from rlinf_plugins.scheduler.channel.consumer import Consumer
 from rlinf_plugins.scheduler.channel.link import Link, LocalLink, drive
 from rlinf_plugins.scheduler.channel.payload import Unpacker
-from rlinf_plugins.scheduler.channel.producer import DEFAULT_KEY, Producer
+from rlinf_plugins.scheduler.channel.producer import Producer
 from rlinf_plugins.scheduler.channel.state import Report
-from rlinf_plugins.scheduler.channel.wire import ItemRow
+from rlinf_plugins.scheduler.channel.wire import DEFAULT_KEY, ItemRow
 
 _ACTOR = "rlinf_plugins.scheduler.channel.actor"
 

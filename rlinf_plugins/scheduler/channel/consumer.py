@@ -2,75 +2,25 @@
 
 import itertools
 import threading
-from collections.abc import AsyncIterator, Hashable, Iterator
-from types import TracebackType
-from typing import Any
+from collections.abc import AsyncIterator, Hashable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from rlinf_plugins.core.errors import EndOfStreamError, StaleDeliveryError, UndecodableItemError, UnknownMemberError
+from rlinf_plugins.scheduler.channel.delivery import Delivery, Place
 from rlinf_plugins.scheduler.channel.failpoints import hit
 from rlinf_plugins.scheduler.channel.heart import Heart
 from rlinf_plugins.scheduler.channel.link import Link, Reply, Steps, drive, drive_async
-from rlinf_plugins.scheduler.channel.payload import Segment, Unpacker
-from rlinf_plugins.scheduler.channel.producer import DEFAULT_KEY
-from rlinf_plugins.scheduler.channel.wire import Attached, BatchRow, GroupRow, ItemRow
+from rlinf_plugins.scheduler.channel.model import Request
+from rlinf_plugins.scheduler.channel.payload import Rows, Unpacker, Wire, segment_of
+from rlinf_plugins.scheduler.channel.wire import DEFAULT_KEY, Attached, BatchRow
 
 
-class Delivery:
-    """Items on lease. Acknowledge them when their effect is safe; what is not acknowledged comes again, to somebody.
+class Asked(NamedTuple):
+    """A get that is on its way: whose, what, and the reply to wait for."""
 
-    As a context manager it is acknowledged at the end of the block, or handed back if the block raises.
-
-    Attributes:
-        items: Who made each item, with which weights, how often it was delivered.
-        values: The items themselves, in the same order.
-        groups: The groups, where they are kept whole; ``None`` otherwise.
-        step: Optimiser step the items count towards; ``None`` without a step size.
-        ends_step: The last items of the step: time for the optimiser.
-        stale: Items that were passed over because their weights were too old.
-    """
-
-    def __init__(self, consumer: "Consumer", row: BatchRow, values: list[Any]) -> None:
-        self._consumer = consumer
-        self.number = row.number
-        self.items = [ItemRow(*item) for item in row.items]
-        self.values = values
-        self.groups: list[GroupRow] | None = row.groups
-        self.step = row.step
-        self.ends_step = row.ends_step
-        self.stale = [ItemRow(*item, None) for item in row.stale]
-
-    @property
-    def value(self) -> Any:
-        """The only item's value; for deliveries of one."""
-        (value,) = self.values
-        return value
-
-    def ack(self) -> None:
-        """Commit the items.
-
-        Raises:
-            StaleDeliveryError: The lease had ended; whatever was done with the items must be undone or ignored.
-        """
-        self._consumer.ack(self)
-
-    async def ack_async(self) -> None:
-        """As :meth:`ack`, without blocking the loop."""
-        await self._consumer.ack_async(self)
-
-    def nack(self) -> None:
-        """Hand the items back at once."""
-        self._consumer.nack(self)
-
-    def __enter__(self) -> "Delivery":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.ack()
-        else:
-            self.nack()
+    handle: int
+    request: Request
+    reply: Reply
 
 
 class Consumer:
@@ -153,6 +103,18 @@ class Consumer:
         """As :meth:`ack`, without blocking the loop."""
         await drive_async(self._ack(deliveries))
 
+    def ack_part(self, delivery: Delivery, count: int) -> None:
+        """Commit the first ``count`` units of a delivery and hand the others back at once.
+
+        Raises:
+            StaleDeliveryError: Its lease had ended.
+        """
+        parts = list(range(min(count, delivery.units)))
+        refused = drive(self._call("ack", (self.attached.handle, [(delivery.number, parts)])))
+        if refused:
+            raise _stale(self._link.name, refused)
+        self.nack(delivery)
+
     def nack(self, delivery: Delivery) -> None:
         """Hand a delivery back at once; nothing happens if its lease has ended."""
         drive(self._call("nack", (self.attached.handle, delivery.number)))
@@ -179,6 +141,21 @@ class Consumer:
             yield delivery
             before = [delivery]
 
+    def stream(
+        self, ahead: int = 64, *, key: Hashable = DEFAULT_KEY, max_staleness: int | None = None
+    ) -> Iterator[Any]:
+        """Values one by one until the end of the stream, fetched ahead in batches while the caller works.
+
+        A value is acknowledged, with others, after the next was asked for. When the loop is left early, what was not
+        looked at goes back.
+
+        Args:
+            ahead: Items per request at most; up to twice as many are held.
+            key: Queue to take from.
+            max_staleness: As in :meth:`get_batch`.
+        """
+        return iterate(self, ahead, key, max_staleness)
+
     def detach(self) -> None:
         """Leave; what was not acknowledged goes to others at once."""
         if self._heart is not None:
@@ -196,45 +173,67 @@ class Consumer:
         hold: float | None,
         done: "list[Delivery] | tuple[()]" = (),
     ) -> Steps[Delivery]:
-        acks = [(delivery.number, None) for delivery in done]
+        sent = self.ask(Request(key, 0, limit, weight, fill, max_staleness, hold), timeout, done)
         while True:
-            number = next(self._numbers)
-            handle = self.attached.handle
-            request = (key, number, limit, weight, fill, max_staleness, hold)
-            reply = self._link.submit("get", (handle, acks, request, timeout))
             try:
-                refused, answer = yield reply, timeout
+                answer = yield sent.reply, timeout
             except BaseException:
-                # Whoever called has gone: a batch that is on its way must not wait for an acknowledgement for ever.
-                self._link.submit("cancel", (handle, number))
+                self.withdraw(sent)
                 raise
-            if refused:
-                if not isinstance(answer, Exception):
-                    self._link.submit("cancel", (handle, number))
-                raise _stale(self._link.name, refused)
-            if isinstance(answer, UnknownMemberError):
-                acks = []
-                yield from self._reattach(handle)
-                continue
-            if isinstance(answer, Exception):
-                raise answer
-            hit("consumer.received")
-            return (yield from self._unpack(handle, BatchRow(*answer)))
+            delivery = yield from self.receive(sent, answer)
+            if delivery is not None:
+                return delivery
+            sent = self.ask(sent.request, timeout)
+
+    def ask(self, request: Request, timeout: float | None, done: Iterable[Delivery] = ()) -> Asked:
+        """Send a get without waiting, with acknowledgements on the way."""
+        handle = self.attached.handle
+        request = request._replace(number=next(self._numbers))
+        acks = [(delivery.number, None) for delivery in done]
+        return Asked(handle, request, self._link.submit("get", (handle, acks, tuple(request), timeout)))
+
+    def withdraw(self, asked: Asked) -> None:
+        """Take a get back: a batch that is on its way must not wait for an acknowledgement for ever."""
+        self._link.submit("cancel", (asked.handle, asked.request.number))
+
+    def receive(self, asked: Asked, answer: Any) -> Steps[Delivery | None]:
+        """Make a delivery of the answer to a get; ``None`` if it must be asked for again."""
+        refused, found = answer
+        if refused:
+            self.withdraw(asked)
+            raise _stale(self._link.name, refused)
+        if isinstance(found, UnknownMemberError):
+            yield from self._reattach(asked.handle)
+            return None
+        if isinstance(found, Exception):
+            raise found
+        hit("consumer.received")
+        return (yield from self._unpack(asked.handle, BatchRow(*found)))
 
     def _unpack(self, handle: int, row: BatchRow) -> Steps[Delivery]:
-        values = []
+        parts: list[Any] = []
+        batches: dict[Any, Any] = {}
         try:
             for item in row.items:
                 wire = item[-1]
-                buffers = None
-                if isinstance(wire, Segment) and not self._here:
-                    buffers = yield self._link.submit("read", (wire,)), None
-                values.append(self._unpacker.unpack(wire, buffers))
+                if not isinstance(wire, Rows):
+                    parts.append((yield from self._value(wire)))
+                    continue
+                identity = segment_of(wire) or id(wire.batch)
+                if identity not in batches:
+                    batches[identity] = yield from self._value(wire)
+                parts.append(Place(identity, wire.row, batches[identity]))
         except (UndecodableItemError, OSError):
             self._link.submit("nack", (handle, row.number))
             raise
         hit("consumer.unpacked")
-        return Delivery(self, row, values)
+        return Delivery(self, row, parts)
+
+    def _value(self, wire: Wire) -> Steps[Any]:
+        buffers = None
+        if not self._here and segment_of(wire) is not None:
+            buffers = yield self._link.submit("read", (segment_of(wire),)), None
+        return self._unpacker.unpack(wire, buffers)
 
     def _ack(self, deliveries: tuple[Delivery, ...]) -> Steps[None]:
         reply: Reply = self._link.submit("ack", (self.attached.handle, [(d.number, None) for d in deliveries]))
@@ -265,6 +264,41 @@ class Consumer:
     def _call(self, operation: str, arguments: tuple[Any, ...]) -> Steps[Any]:
         answer = yield self._link.submit(operation, arguments), None
         return answer
+
+
+def iterate(consumer: Consumer, ahead: int, key: Hashable, max_staleness: int | None) -> Iterator[Any]:
+    """Values one by one, the next batch being fetched while the caller works on the present one."""
+    request = Request(key, 0, ahead, None, False, max_staleness, ahead=True)
+    asked = consumer.ask(request, None)
+    delivery: Delivery | None = None
+    done = 0
+    try:
+        while True:
+            fresh = drive(_await(consumer, asked))
+            finished, delivery, done = delivery, fresh, 0
+            asked = consumer.ask(request, None, [] if finished is None else [finished])
+            for value in delivery.values:
+                yield value
+                done += 1
+            if not asked.reply.ready():
+                consumer.ack(delivery)  # nothing to send it with: others may wait for it to know that this is the end
+                delivery = None
+    except EndOfStreamError:
+        if delivery is not None:
+            consumer.ack(delivery)
+    except GeneratorExit:
+        consumer.withdraw(asked)
+        if delivery is not None:
+            consumer.ack_part(delivery, done + 1)
+        raise
+
+
+def _await(consumer: Consumer, asked: Asked) -> Steps[Delivery]:
+    while True:
+        delivery = yield from consumer.receive(asked, (yield asked.reply, None))
+        if delivery is not None:
+            return delivery
+        asked = consumer.ask(asked.request, None)
 
 
 def _stale(channel: str, refused: dict[int, str]) -> StaleDeliveryError:

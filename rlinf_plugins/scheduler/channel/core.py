@@ -47,6 +47,7 @@ class ChannelCore:
         self._wake()
         producer = self._intake.attach(name, node, resume)
         self._watch(producer)
+        self._intake.admit()  # what the earlier one had waiting no longer blocks the line
         return producer
 
     def attach_consumer(self, name: str, group: str = "default", node: str = "", share: float = 1.0) -> Consumer:
@@ -188,8 +189,8 @@ class ChannelCore:
             )
         state.granularity = granularity
         for queue in list(state.queues.values()):
-            if queue.taken == 0:
-                queue.regroup(granularity)
+            self._outlet.adopt(queue)
+            state.reclaim(queue)
         self._outlet.flush()
         self._intake.admit()
 

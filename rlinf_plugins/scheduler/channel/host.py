@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from rlinf_plugins.core.clock import monotonic
@@ -16,10 +15,12 @@ from rlinf_plugins.scheduler.channel import segments, wire
 from rlinf_plugins.scheduler.channel.config import ChannelConfig, Granularity
 from rlinf_plugins.scheduler.channel.core import ChannelCore
 from rlinf_plugins.scheduler.channel.failpoints import hit
+from rlinf_plugins.scheduler.channel.files import Files
 from rlinf_plugins.scheduler.channel.journal import Journal
 from rlinf_plugins.scheduler.channel.model import Entry, Request
 from rlinf_plugins.scheduler.channel.outlet import Batch
-from rlinf_plugins.scheduler.channel.payload import Packer, Relayed, Segment
+from rlinf_plugins.scheduler.channel.payload import Relayed, Rows, Segment
+from rlinf_plugins.scheduler.channel.recovery import held_items
 
 logger = logging.getLogger(__name__)
 
@@ -45,12 +46,11 @@ class Host:
         log = None if self._journal is None else self._journal.append
         incarnation = 0 if self._journal is None else self._journal.incarnation
         self._core = ChannelCore(name, config, monotonic, log, incarnation)
-        if self._journal is None:
-            self._directory = segments.make_directory(name)
-        else:
-            self._directory = self._journal.segments
+        self._directory = segments.make_directory(name) if self._journal is None else self._journal.segments
+        self._files = Files(self._directory, config)
+        if self._journal is not None:
             self._journal.recover(self._core)
-        self._relay = Packer(self._directory, f"relay-{os.getpid()}", config.inline_bytes, "segment", self._sync)
+            self._files.adopt(item.payload for item in held_items(self._core))
         self.spans = SpanRecorder(f"channel/{name}")
         self._operations: dict[str, Operation] = {
             "attach_producer": self._attach_producer,
@@ -112,8 +112,8 @@ class Host:
 
     async def _put(self, handle: int, base: int, rows: list[wire.Row], timeout: float | None) -> Any:
         entries = [Entry(*row) for row in rows]
-        if any(type(entry.payload) is Relayed for entry in entries):
-            entries = [self._land(entry) for entry in entries]
+        if any(type(entry.payload) is not bytes for entry in entries):
+            entries = self._files.land(entries)
         ticket, future = self._expect()
         self._core.put(ticket, handle, base, entries, None if timeout is None else monotonic() + timeout)
         self._settle()
@@ -150,8 +150,8 @@ class Host:
         if state.released:
             released, state.released = state.released, []
             for payload in released:
-                if type(payload) is Segment:
-                    self._remove(payload.name)
+                if type(payload) is not bytes:
+                    self._files.release(payload)
         self._name_stuck()
         self._set_timer()
 
@@ -213,22 +213,10 @@ class Host:
 
     def _lift(self, payload: Any) -> Any:
         """A payload that no longer needs its file, which is about to be removed."""
-        if type(payload) is not Segment:
+        if isinstance(payload, Rows):
+            return payload._replace(batch=self._lift(payload.batch))
+        if not isinstance(payload, Segment):
             return payload
         buffers = self._read(payload)
         head = buffers.pop() if payload.head is None else payload.head
         return Relayed(head, tuple(buffers))
-
-    def _land(self, entry: Entry) -> Entry:
-        """Store what came over Ray in a segment here."""
-        if type(entry.payload) is not Relayed:
-            return entry
-        return entry._replace(payload=self._relay.store(entry.payload.head, entry.payload.buffers))
-
-    def _remove(self, name: str) -> None:
-        with suppress(FileNotFoundError):  # shared by several items, or swept after a restart
-            os.unlink(os.path.join(self._directory, name))
-
-    @property
-    def _sync(self) -> bool:
-        return self.config.journal is not None and self.config.journal.sync == "disk"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rlinf_plugins.core.errors import JournalError
 from rlinf_plugins.scheduler.channel.config import JournalConfig
 from rlinf_plugins.scheduler.channel.model import Item
-from rlinf_plugins.scheduler.channel.payload import Segment
+from rlinf_plugins.scheduler.channel.payload import segment_of
 from rlinf_plugins.scheduler.channel.recovery import held_items, replay, snapshot
 
 if TYPE_CHECKING:
@@ -85,7 +85,8 @@ class Journal:
         """Bring a fresh channel to the recorded state and remove segments nobody needs."""
         replay(self._records, core)
         self._records = []
-        held = {item.payload.name for item in held_items(core) if type(item.payload) is Segment}
+        segments = (segment_of(item.payload) for item in held_items(core))
+        held = {segment.name for segment in segments if segment is not None}
         for name in os.listdir(self.segments):
             if name not in held:
                 with suppress(FileNotFoundError):
@@ -144,4 +145,4 @@ class Journal:
 
 
 def _weight(item: Item) -> int:
-    return 256 + (item.nbytes if type(item.payload) is not Segment else 0)
+    return 256 + (item.nbytes if segment_of(item.payload) is None else 0)

@@ -28,6 +28,10 @@ class Reply(Protocol):
         """As :meth:`wait`, without blocking the loop."""
         ...
 
+    def ready(self) -> bool:
+        """Whether it is here."""
+        ...
+
     def then(self, call: Callable[[Any], None]) -> None:
         """Have ``call`` made with the answer or error, from some thread."""
         ...
@@ -105,6 +109,10 @@ class FutureReply:
             return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._future)), timeout)
         except TimeoutError as error:
             raise _silent(self._broker, timeout) from error
+
+    def ready(self) -> bool:
+        """Whether the answer is here."""
+        return self._future.done()
 
     def then(self, call: Callable[[Any], None]) -> None:
         """Call back from the broker's thread."""

@@ -266,6 +266,7 @@ class Request(NamedTuple):
         fill: Wait for a full batch.
         max_staleness: Oldest weight version allowed, counted back from the current one; ``None``: as configured.
         hold: Seconds after which the delivery is taken back although the consumer lives; ``None``: never.
+        ahead: The consumer has work and asks for more in advance; it does not count as idle.
     """
 
     key: Hashable
@@ -275,6 +276,7 @@ class Request(NamedTuple):
     fill: bool = True
     max_staleness: int | None = None
     hold: float | None = None
+    ahead: bool = False
 
 
 class Delivery:

@@ -83,7 +83,7 @@ class Outlet:
         queue = state.queue(request.key)
         waiter = Waiter(ticket, consumer, queue, request, now, deadline)
         queue.waiters[ticket] = waiter
-        consumer.waiting += 1
+        consumer.waiting += not request.ahead
         self.serve(queue)
         if ticket in queue.waiters:
             self._arm(waiter)
@@ -93,8 +93,7 @@ class Outlet:
         state = self._state
         served = False
         while queue.waiters:
-            if queue.granularity is not state.granularity and queue.taken == 0:
-                queue.regroup(state.granularity)
+            self.adopt(queue)
             waiter = self._next_waiter(queue)
             units = self._form(queue, waiter)
             if units is None:
@@ -107,6 +106,17 @@ class Outlet:
             self._end(queue)
         state.reclaim(queue)
         return served
+
+    def adopt(self, queue: KeyQueue) -> None:
+        """Let ``queue`` follow the channel's granularity, unless it is within an optimiser step."""
+        granularity = self._state.granularity
+        if queue.granularity is granularity or queue.taken:
+            return
+        if queue.granularity.whole_groups and not granularity.whole_groups:
+            for unit in queue.ready:
+                if isinstance(unit, Group):
+                    self._state.forget_failures(unit)
+        queue.regroup(granularity)
 
     def flush(self) -> bool:
         """Give short batches to whoever waits; tell whether anybody got one."""
@@ -155,20 +165,25 @@ class Outlet:
             return
         for queue in list(self._state.queues.values()):
             for waiter in [w for w in queue.waiters.values() if w.consumer is consumer and w.request.number == request]:
-                self._dismiss(waiter, ChannelTimeoutError("the get was cancelled"))
+                self._give_up(waiter, ChannelTimeoutError("the get was cancelled"))
         for delivery in [d for d in consumer.deliveries.values() if d.request == request]:
             self._return(delivery)
 
     def drop(self, consumer: Consumer, reason: str) -> int:
         """A consumer is gone: what it holds goes back, what it waits for is refused; return the deliveries it held."""
         self._state.consumers.pop(consumer.handle, None)
-        for queue in list(self._state.queues.values()):
-            for waiter in [w for w in queue.waiters.values() if w.consumer is consumer]:
-                self._dismiss(waiter, UnknownMemberError(reason))
         held = list(consumer.deliveries.values())
         self._state.counts["expired"] += len(held)
+        touched = {id(delivery.queue): delivery.queue for delivery in held}
+        for queue in self._state.queues.values():
+            for waiter in [w for w in queue.waiters.values() if w.consumer is consumer]:
+                self._dismiss(waiter, UnknownMemberError(reason))
+                touched[id(queue)] = queue
         for delivery in held:
-            self._return(delivery)
+            self._take_back(delivery)
+        # Served only now: nothing may go to who is gone, and the stream has not ended while something comes back.
+        for queue in touched.values():
+            self.serve(queue)
         return len(held)
 
     def _arm(self, waiter: Waiter) -> None:
@@ -181,19 +196,23 @@ class Outlet:
 
     def _alarm(self, waiter: Waiter) -> None:
         if waiter.deadline is not None and self._state.clock() >= waiter.deadline:
-            self._dismiss(waiter, ChannelTimeoutError(self._describe(waiter)))
+            self._give_up(waiter, ChannelTimeoutError(self._describe(waiter)))
             return
         waiter.named = True
         self._state.report("stuck", self._describe(waiter))
         self._arm(waiter)
 
+    def _give_up(self, waiter: Waiter, error: Exception) -> None:
+        """A waiter gets nothing; those it was ahead of may."""
+        self._dismiss(waiter, error)
+        self.serve(waiter.queue)
+
     def _dismiss(self, waiter: Waiter, answer: Any) -> None:
         queue = waiter.queue
         del queue.waiters[waiter.ticket]
-        waiter.consumer.waiting -= 1
+        waiter.consumer.waiting -= not waiter.request.ahead
         self._state.alarms.cancel(waiter.alarm)
         self._state.reply(waiter.ticket, answer)
-        self._state.reclaim(queue)
 
     def _next_waiter(self, queue: KeyQueue) -> Waiter:
         """The waiter whose consumer has had the least; it is served first even if others ask for less.
@@ -251,7 +270,7 @@ class Outlet:
         consumer.deliveries[number] = delivery
         consumer.load += sum(max(unit.weight, 1) for unit in units) / consumer.share
         queue.leased += 1
-        step = units[0].step
+        step = None if queue.granularity.step is None else units[0].step
         ends = step is not None and step < queue.step and not (queue.ready and queue.ready[0].step == step)
         state.counts["delivered"] += 1
         if waiter.request.hold is not None:
@@ -276,6 +295,10 @@ class Outlet:
         self._state.alarms.cancel(delivery.alarm)
 
     def _return(self, delivery: Delivery) -> None:
+        self._take_back(delivery)
+        self.serve(delivery.queue)
+
+    def _take_back(self, delivery: Delivery) -> None:
         state, queue = self._state, delivery.queue
         self._forget(delivery)
         back = [unit for unit in delivery.units if unit is not None]
@@ -287,7 +310,6 @@ class Outlet:
             if unit not in keep:
                 self._set_aside(unit)
         queue.give_back(keep)
-        self.serve(queue)
 
     def _set_aside(self, unit: Unit) -> None:
         for item in unit.items:

@@ -41,7 +41,22 @@ class Segment(NamedTuple):
     layout: segments.Layout
 
 
-Wire = bytes | Inline | Relayed | Segment
+class Rows(NamedTuple):
+    """One row of a batch that travelled as a whole.
+
+    Attributes:
+        batch: How the batch travels; the same for all its rows.
+        row: Which row.
+        total: Rows of the batch; its segment is removed after the last.
+    """
+
+    batch: "Whole"
+    row: int
+    total: int
+
+
+Whole = bytes | Inline | Relayed | Segment
+Wire = Whole | Rows
 """What a producer sends: plain bytes are a pickle without buffers."""
 
 
@@ -64,7 +79,7 @@ class Packer:
         self._sync = sync
         self._numbers = itertools.count()
 
-    def pack(self, value: Any) -> tuple[Wire, int]:
+    def pack(self, value: Any) -> tuple[Whole, int]:
         """Return what travels for ``value`` and its size in bytes.
 
         Raises:
@@ -89,6 +104,12 @@ class Packer:
         return Segment(name, None if inside else head, layout)
 
 
+def segment_of(wire: Wire) -> Segment | None:
+    """The segment an item lives in, if any."""
+    inner = wire.batch if isinstance(wire, Rows) else wire
+    return inner if isinstance(inner, Segment) else None
+
+
 class Unpacker:
     """Turns what travelled into values.
 
@@ -100,7 +121,9 @@ class Unpacker:
         self._directory = directory
 
     def unpack(self, wire: Wire, buffers: Sequence[codec.Buffer] | None = None) -> Any:
-        """Rebuild a value; its arrays and tensors share memory with the segment, copy-on-write.
+        """Rebuild a value, a whole batch for a row of it.
+
+        Arrays and tensors share memory with the segment, copy-on-write.
 
         Args:
             wire: What travelled.
@@ -110,6 +133,8 @@ class Unpacker:
             UndecodableItemError: It cannot be rebuilt in this process.
             FileNotFoundError: The item was committed by somebody else meanwhile.
         """
+        if isinstance(wire, Rows):
+            wire = wire.batch
         if isinstance(wire, bytes):
             return codec.decode(wire)
         if not isinstance(wire, Segment):

@@ -2,34 +2,16 @@
 
 import threading
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlinf_plugins.core.errors import ItemTooLargeError, StaleProducerError, UnknownMemberError
 from rlinf_plugins.scheduler.channel.failpoints import hit
 from rlinf_plugins.scheduler.channel.heart import Heart
-from rlinf_plugins.scheduler.channel.link import Link, Steps, drive, drive_async
-from rlinf_plugins.scheduler.channel.payload import Packer
-from rlinf_plugins.scheduler.channel.wire import Attached, Row
-
-DEFAULT_KEY = "default"
-
-
-class Put(NamedTuple):
-    """One item for :meth:`Producer.put_many`.
-
-    Attributes:
-        value: Any Python object; tensors and arrays inside travel without being pickled.
-        key: Queue of the channel it belongs to.
-        weight: What it counts for in weighted batches and balancing, e.g. its tokens.
-        version: Weight version it was made with.
-        group: Name and size of the group it is a member of.
-    """
-
-    value: Any
-    key: Hashable = DEFAULT_KEY
-    weight: int = 1
-    version: int | None = None
-    group: tuple[str, int] | None = None
+from rlinf_plugins.scheduler.channel.link import Link, Reply, Steps, drive, drive_async
+from rlinf_plugins.scheduler.channel.payload import Packer, Rows
+from rlinf_plugins.scheduler.channel.rows import length
+from rlinf_plugins.scheduler.channel.stream import Stream
+from rlinf_plugins.scheduler.channel.wire import DEFAULT_KEY, Attached, Put, Row
 
 
 class Producer:
@@ -111,6 +93,53 @@ class Producer:
         """As :meth:`fail`, without blocking the loop."""
         await drive_async(self._send([(key, b"", 0, 0, None, group, reason)], None))
 
+    def put_rows(
+        self,
+        batch: Any,
+        *,
+        key: Hashable = DEFAULT_KEY,
+        weights: Sequence[int] | None = None,
+        version: int | None = None,
+        groups: Sequence[tuple[str, int]] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Put a batch so that each of its rows is an item; it travels, and is stored, as one.
+
+        Args:
+            batch: A TensorDict, or a mapping of columns (tensors, arrays or lists) of one length.
+            key: Queue of the channel it belongs to.
+            weights: Weight of each row; 1 by default.
+            version: Weight version the rows were made with.
+            groups: Group of each row, as in :meth:`put`.
+            timeout: Seconds to wait for room; ``None``: as long as it takes.
+
+        Raises:
+            ValueError: Columns, weights or groups differ in length.
+        """
+        drive(self._put_rows(batch, key, weights, version, groups, timeout))
+
+    async def put_rows_async(
+        self,
+        batch: Any,
+        *,
+        key: Hashable = DEFAULT_KEY,
+        weights: Sequence[int] | None = None,
+        version: int | None = None,
+        groups: Sequence[tuple[str, int]] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """As :meth:`put_rows`, without blocking the loop."""
+        await drive_async(self._put_rows(batch, key, weights, version, groups, timeout))
+
+    def stream(self, window: int = 1024, window_bytes: int = 256 << 20) -> Stream:
+        """Put without waiting for each item; several requests become one where the channel is slower.
+
+        Args:
+            window: Items that may be unconfirmed before a put waits.
+            window_bytes: Bytes that may be unconfirmed before it waits.
+        """
+        return Stream(self, window, window_bytes)
+
     def finish(self) -> None:
         """Say that nothing more will come; see ``ChannelConfig.producers``."""
         drive(self._simple("finish"))
@@ -121,6 +150,33 @@ class Producer:
             self._heart.remove(self.attached.handle)
         drive(self._simple("detach"))
 
+    @property
+    def channel(self) -> str:
+        """Name of the channel."""
+        return self._link.name
+
+    def submit(self, rows: list[Row], base: int | None = None) -> tuple[int, Reply]:
+        """Send packed rows without waiting; for streams.
+
+        Args:
+            rows: What :meth:`pack` returned.
+            base: Number of the first where the rows were sent before.
+
+        Returns:
+            The number of the first row, and the reply to wait for.
+        """
+        with self._lock:
+            if base is None or base > self._next:
+                base = self._next
+            self._next = max(self._next, base + len(rows))
+            return base, self._link.submit("put", (self.attached.handle, base, rows, None))
+
+    def resume(self) -> None:
+        """Attach anew to a broker that was restarted, and go on from what it knows."""
+        drive(self._resume(self.attached.epoch))
+        with self._lock:
+            self._next = self.attached.claimed
+
     def pack(self, items: Iterable[Put]) -> list[Row]:
         """Rows to send; large items are written to shared memory here.
 
@@ -128,21 +184,56 @@ class Producer:
             ItemTooLargeError: One can never fit; nothing was written for those after it.
         """
         rows: list[Row] = []
-        limit = self.attached.config.max_bytes
-        for item in items:
-            payload, size = self.packer.pack(item.value)
-            if size > limit:
-                raise ItemTooLargeError(
-                    f"an item of {size} bytes can never fit channel {self._link.name!r} of max_bytes={limit}: "
-                    "raise the bound or split the item"
-                )
-            rows.append((item.key, payload, item.weight, size, item.version, item.group, None))
+        for value, key, weight, version, group in items:
+            payload, size = self.packer.pack(value)
+            self._check_size(size)
+            rows.append((key, payload, weight, size, version, group, None))
         return rows
 
     def _put(self, items: Sequence[Put], timeout: float | None) -> Steps[None]:
         rows = self.pack(items)
         hit("producer.packed")
         yield from self._send(rows, timeout)
+
+    def _put_rows(
+        self,
+        batch: Any,
+        key: Hashable,
+        weights: Sequence[int] | None,
+        version: int | None,
+        groups: Sequence[tuple[str, int]] | None,
+        timeout: float | None,
+    ) -> Steps[None]:
+        count = length(batch)
+        for name, given in (("weights", weights), ("groups", groups)):
+            if given is not None and len(given) != count:
+                raise ValueError(f"{len(given)} {name} for a batch of {count} rows")
+        if count == 0:
+            return
+        payload, size = self.packer.pack(batch)
+        share = -(-size // count)
+        self._check_size(share)
+        rows: list[Row] = [
+            (
+                key,
+                Rows(payload, index, count),
+                1 if weights is None else weights[index],
+                share,
+                version,
+                None if groups is None else groups[index],
+                None,
+            )
+            for index in range(count)
+        ]
+        yield from self._send(rows, timeout)
+
+    def _check_size(self, size: int) -> None:
+        limit = self.attached.config.max_bytes
+        if size > limit:
+            raise ItemTooLargeError(
+                f"an item of {size} bytes can never fit channel {self._link.name!r} of max_bytes={limit}: "
+                "raise the bound or split the item"
+            )
 
     def _send(self, rows: list[Row], timeout: float | None) -> Steps[None]:
         with self._lock:

@@ -79,7 +79,7 @@ class KeyQueue:
         group.short = reason
         del self.groups[group.name]
         if self.granularity.whole_groups:
-            self._push(group)
+            self.give_back([group])  # to its place: units that came after its last member may be ready
 
     def take(self, granularity: Granularity, flush: bool) -> list[Unit] | None:
         """Remove and return the next batch, or ``None`` if it is not full yet.
@@ -156,6 +156,9 @@ class KeyQueue:
             group.step = unit.step if group.step is None else group.step
             if self.groups.get(group.name) is not group:
                 together[id(group)] = group
+        for group in [*self.groups.values(), *(unit for unit in together.values() if isinstance(unit, Group))]:
+            if len(group.items) + len(group.failed) < group.arrived:
+                group.short = "members were delivered one by one before groups were kept whole"
         return list(together.values())
 
     def _take_apart(self, units: list[Unit]) -> list[Unit]:

@@ -39,7 +39,8 @@ def snapshot(core: "ChannelCore") -> Iterator[Record]:
         for order, producer, seq, reason in group.failed:
             failure = Entry(group.key, b"", group=(group.name, group.size), failure=reason)
             yield "put", order, producer.name, producer.epoch, seq, tuple(failure)
-        if group.short:
+        queue = state.queues.get(group.key)
+        if group.short and (queue is None or queue.groups.get(group.name) is not group):
             yield "short", group.key, group.name, group.short
     for item in held_items(core):
         membership = None if item.group is None else (item.group.name, item.group.size)

@@ -95,8 +95,8 @@ class State:
 
     def reclaim(self, queue: KeyQueue) -> None:
         """Forget ``queue`` if it holds nothing."""
-        if queue.idle:
-            self.queues.pop(queue.key, None)
+        if queue.idle and self.queues.get(queue.key) is queue:
+            del self.queues[queue.key]
 
     def reply(self, ticket: int, answer: Any) -> None:
         """Answer the request with this ticket."""

@@ -7,8 +7,28 @@ from rlinf_plugins.scheduler.channel.config import ChannelConfig
 from rlinf_plugins.scheduler.channel.model import Group, Item
 from rlinf_plugins.scheduler.channel.outlet import Batch
 
+DEFAULT_KEY = "default"
+
 Row = tuple[Hashable, Any, int, int, int | None, tuple[str, int] | None, str | None]
 """The fields of :class:`~.model.Entry`."""
+
+
+class Put(NamedTuple):
+    """One item for :meth:`Producer.put_many`.
+
+    Attributes:
+        value: Any Python object; tensors and arrays inside travel without being pickled.
+        key: Queue of the channel it belongs to.
+        weight: What it counts for in weighted batches and balancing, e.g. its tokens.
+        version: Weight version it was made with.
+        group: Name and size of the group it is a member of.
+    """
+
+    value: Any
+    key: Hashable = DEFAULT_KEY
+    weight: int = 1
+    version: int | None = None
+    group: tuple[str, int] | None = None
 
 
 class Attached(NamedTuple):

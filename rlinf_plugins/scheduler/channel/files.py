@@ -1,0 +1,58 @@
+"""The broker's side of the data plane: stores what comes over the network, removes what nobody needs any more."""
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+from rlinf_plugins.scheduler.channel.config import ChannelConfig
+from rlinf_plugins.scheduler.channel.model import Entry
+from rlinf_plugins.scheduler.channel.payload import Packer, Relayed, Rows, Segment, segment_of
+
+
+class Files:
+    """The segments of one channel.
+
+    Args:
+        directory: Where they are.
+        config: Options of the channel.
+    """
+
+    def __init__(self, directory: str, config: ChannelConfig) -> None:
+        self._directory = directory
+        sync = config.journal is not None and config.journal.sync == "disk"
+        self._packer = Packer(directory, f"relay-{os.getpid()}", config.inline_bytes, "segment", sync)
+        self._rows_left: dict[str, int] = {}
+
+    def adopt(self, payloads: Iterable[Any]) -> None:
+        """Count the rows of each segment that a journal has brought back."""
+        names = Counter(p.batch.name for p in payloads if isinstance(p, Rows) and isinstance(p.batch, Segment))
+        self._rows_left.update(names)
+
+    def land(self, entries: list[Entry]) -> list[Entry]:
+        """Store what came over the network; rows of one batch share what is stored."""
+        stored: dict[int, Any] = {}
+        return [entry._replace(payload=self._store(entry.payload, stored)) for entry in entries]
+
+    def release(self, payload: Any) -> None:
+        """An item is gone: remove its segment, unless other rows live in it."""
+        segment = segment_of(payload)
+        if segment is None:
+            return
+        if isinstance(payload, Rows):
+            left = self._rows_left.pop(segment.name, payload.total) - 1
+            if left > 0:
+                self._rows_left[segment.name] = left
+                return
+        with suppress(FileNotFoundError):  # a repeated release after a restart
+            os.unlink(os.path.join(self._directory, segment.name))
+
+    def _store(self, payload: Any, stored: dict[int, Any]) -> Any:
+        if isinstance(payload, Rows):
+            return payload._replace(batch=self._store(payload.batch, stored))
+        if not isinstance(payload, Relayed):
+            return payload
+        if id(payload) not in stored:
+            stored[id(payload)] = self._packer.store(payload.head, payload.buffers)
+        return stored[id(payload)]
