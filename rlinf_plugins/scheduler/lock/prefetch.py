@@ -40,8 +40,9 @@ class Prefetcher:
         staying = set(self._demands.in_use)
         for demand in self._demands.waiting:
             if not any(self._demands.lease_on(device) for device in demand.devices):
-                staying.update(demand.names)  # about to be granted: it brings what it needs itself
-                continue
+                # About to be granted: it brings what it needs itself, and nothing should be in its way. Whoever comes
+                # after it is looked at when it has begun.
+                return
             for name in demand.names:
                 self._consider(name, staying, demand)
         for name in self._demands.expected:
@@ -60,6 +61,8 @@ class Prefetcher:
         return sum(self._swaps.seconds("onload", name) for name in demand.names if not self._mover.is_on(name))
 
     def _consider(self, name: str, staying: set[str], demand: Demand | None) -> None:
+        if name in staying:
+            return  # someone nearer needs it and was looked at
         ahead = set(staying)
         staying.add(name)
         if self._mover.is_on(name) or name in self._running or not self._swaps.fits_beside(name, ahead):

@@ -101,13 +101,27 @@ class Swaps:
             for device in self._registry.footprint(name)
         )
 
-    async def bring(self, name: str, reason: str, staying: Callable[[], Iterable[str]]) -> None:
+    def displaced_by(self, names: Iterable[str], others: Iterable[str]) -> set[str]:
+        """Which of ``others`` are on the devices and could not stay there beside ``names``."""
+        names = list(names)
+        return {
+            other
+            for other in others
+            if other not in names
+            and self._mover.is_on(other)
+            and not all(self.fits_beside(name, [other, *names]) for name in names)
+        }
+
+    async def bring(
+        self, name: str, reason: str, staying: Callable[[], Iterable[str]], *, urgent: bool = False
+    ) -> None:
         """Bring ``name``, evicting who may leave; nothing happens if it is there.
 
         Args:
             name: Who comes.
             reason: For the span.
             staying: Gives the residents that must not leave, at the moment it is called.
+            urgent: Somebody holds devices for it already: go before moves that are only made ahead.
 
         Raises:
             ExceedsCapacityError: Those who stay leave no room.
@@ -116,7 +130,7 @@ class Swaps:
         needed = own = self._registry.devices([name])
         while not self._mover.is_on(name):
             ours = needed
-            async with self._moving(ours):
+            async with self._moving(ours, urgent):
                 if self._mover.is_on(name):
                     return
                 victims = self._victims(name, set(staying()))
@@ -133,7 +147,7 @@ class Swaps:
             NotFreedError, StaleTokenError: A step failed.
         """
         names = self._registry.with_dependents([name])
-        async with self._moving(self._registry.devices(names)):
+        async with self._moving(self._registry.devices(names), urgent=True):
             busy = self._demands.in_use & set(names)
             if busy:
                 raise ResidentStateError(f"{name} cannot leave: {', '.join(sorted(busy))} in use")
@@ -197,9 +211,10 @@ class Swaps:
         return f"move {id(asyncio.current_task())}"
 
     @asynccontextmanager
-    async def _moving(self, devices: frozenset[str]) -> AsyncIterator[None]:
+    async def _moving(self, devices: frozenset[str], urgent: bool) -> AsyncIterator[None]:
         """Keep other moves off ``devices``."""
-        lease = await self._moves.aacquire(devices, owner=self._move_owner())
+        priority = Priority(urgency=float(urgent))
+        lease = await self._moves.aacquire(devices, owner=self._move_owner(), priority=priority)
         try:
             yield
         finally:

@@ -1,5 +1,7 @@
 """The context switcher: brings to the devices what is needed there next, and takes off what costs least."""
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
@@ -29,6 +31,8 @@ class Switcher:
         patience_s: How long a resident may take to drain, and its bytes to be gone.
         slack: Bytes of a resident that may stay behind, or exceed its declared footprint.
         prefetch: Bring the next resident while the current one works, where memory allows.
+        anticipation: How long a use that would displace one expected before it waits for that one to be asked for, as
+            a multiple of the seconds of the moves this may save. 1 never wastes more than it could have saved.
 
     Attributes:
         budget: What is booked on each device.
@@ -47,11 +51,14 @@ class Switcher:
         patience_s: float = 60.0,
         slack: int = 0,
         prefetch: bool = True,
+        anticipation: float = 1.0,
     ) -> None:
         self.budget = Budget(capacity)
         self.recorder = recorder or SpanRecorder("switcher", clock)
         costs = MoveCosts(bytes_per_s)
+        self._costs = costs
         self._lock = lock
+        self._anticipation = anticipation
         self._registry = Registry()
         self._demands = Demands()
         self._mover = Mover(self.budget, costs, self.recorder, clock, used_bytes, patience_s, slack)
@@ -93,18 +100,19 @@ class Switcher:
             needed = self._registry.with_bases(names)
             self.budget.check_fits(stage, {name: self._registry.footprint(name) for name in needed})
 
-    def expect(self, names: Iterable[str]) -> None:
-        """Say which uses the flow brings next, in order; guides eviction and prefetch.
+    def expect(self, uses: Iterable[str | tuple[str, str]]) -> None:
+        """Say which uses the flow brings next, in order: residents, or pairs of a resident and its stage.
 
-        Replaces what was said before; a use that begins is taken off the list.
+        Guides order, eviction and prefetch: uses are granted in this order as far as they are asked for. Replaces what
+        was said before; a use that begins is taken off the list.
 
         Raises:
             UnknownNameError: A resident was not added.
         """
-        names = list(names)
-        for name in names:
+        pairs = [(use, "") if isinstance(use, str) else use for use in uses]
+        for name, _ in pairs:
             self._registry.get(name)
-        self._demands.expect(names)
+        self._demands.expect(pairs)
         self._prefetcher.look()
 
     @asynccontextmanager
@@ -115,6 +123,7 @@ class Switcher:
         urgency: float = 0.0,
         shared: bool = False,
         timeout_s: float = INF,
+        stage: str = "",
     ) -> AsyncIterator[Lease]:
         """Hold the residents' devices, with the residents on them, for the length of a block.
 
@@ -126,6 +135,7 @@ class Switcher:
             urgency: Seconds of work on the longest path of the flow that waits behind this use.
             shared: Let other shared users compute on the same devices, as far as all fit in memory together.
             timeout_s: Longest wait for the devices.
+            stage: Which of the expected uses of the resident this is, if they were told apart.
 
         Raises:
             UnknownNameError: A resident was not added.
@@ -136,22 +146,30 @@ class Switcher:
         """
         needed = self._registry.with_bases(names)
         self.check_plan({"+".join(names): needed})
-        demand = self._demands.announce(needed, self._registry.devices(needed), ready, urgency)
+        demand = self._demands.announce(needed, self._registry.devices(needed), ready, urgency, stage)
         try:
+            await self._anticipate(demand)
             lease = await self._acquire(demand, shared, timeout_s)
             try:
                 self._demands.start(demand, lease)
                 self._swaps.granted(lease)
                 for name in needed:
-                    await self._swaps.bring(name, f"{demand.owner} runs next", lambda: self._demands.in_use)
+                    reason = f"{demand.owner} runs next"
+                    await self._swaps.bring(name, reason, lambda: self._demands.in_use, urgent=True)
                 self._prefetcher.look()
                 yield lease
             finally:
                 self._demands.end(demand)
+                await asyncio.sleep(0)  # whoever waited for this work's result can now queue for the devices
                 await self._lock.arelease(lease)
         finally:
             self._demands.end(demand)
             self._prefetcher.look()
+
+    def assume(self, name: str, move_s: float) -> None:
+        """Tell what an onload or offload of a resident takes, in seconds, before it was measured."""
+        for move in ("onload", "offload"):
+            self._costs.measured(move, self._registry.get(name).name, move_s)
 
     async def evict(self, name: str) -> None:
         """Take a resident off its devices now, with those that build on it.
@@ -171,6 +189,19 @@ class Switcher:
         """Stop prefetching; residents stay where they are."""
         await self._prefetcher.close()
         self._swaps.close()
+
+    async def _anticipate(self, demand: Demand) -> None:
+        """Let a use go first that is expected before ``demand`` and would have to be brought back because of it."""
+        displaced = self._swaps.displaced_by(demand.names, self._demands.ahead_of(demand))
+        if not displaced:
+            return
+        saved = sum(self._swaps.seconds(move, name) for name in displaced for move in ("offload", "onload"))
+        saved += sum(self._swaps.seconds("onload", name) for name in demand.names)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(saved * self._anticipation):
+                await self._demands.expected_before(
+                    demand, lambda: self._swaps.displaced_by(demand.names, self._demands.ahead_of(demand))
+                )
 
     async def _acquire(self, demand: Demand, shared: bool, timeout_s: float) -> Lease:
         self._prefetcher.look()

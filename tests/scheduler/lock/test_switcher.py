@@ -17,7 +17,7 @@ from rlinf_plugins.core.errors import (
 )
 from rlinf_plugins.scheduler.lock.fence import Permit
 from rlinf_plugins.scheduler.lock.resident import Resident
-from rlinf_plugins.testing.virtual_time import run
+from rlinf_plugins.scheduler.lock.virtual_time import run
 
 GB = 10**9
 

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlinf_plugins.core.errors import LockTimeoutError, RlinfError
+from rlinf_plugins.scheduler.lock.virtual_time import run
 from rlinf_plugins.testing.lock_history import Hold, check_holds
-from rlinf_plugins.testing.virtual_time import run
 
 CAPACITY = {"d0": 100, "d1": 100, "d2": 100}
 
