@@ -120,7 +120,7 @@ def train(model: Any, traces: Sequence[Trace], config: WarmupConfig, *, seed: in
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
-            losses.append(float(loss))
+            losses.append(float(loss.detach()))
     model.requires_grad_(True)
     model.eval()
     return losses
