@@ -1,5 +1,6 @@
 """The trainer mode ``m2flow``: it schedules veRL's stages; the algorithm stays veRL's."""
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import ray
@@ -13,6 +14,7 @@ from rlinf_verl import handshake
 from rlinf_verl.config import TRAINER_MODE, m2flow_config
 from rlinf_verl.trainer.arrivals import Arrivals
 from rlinf_verl.trainer.metrics import reward_info_metrics
+from rlinf_verl.trainer.minibatch import sized_for
 from rlinf_verl.trainer.replay import ArrivalReplayBuffer
 from rlinf_verl.trainer.workers import WORKER_CLASSES
 
@@ -65,6 +67,18 @@ class M2FlowTrainer(PPOTrainerSync):  # type: ignore[misc]
             role: ray.remote(WORKER_CLASSES[actor_class.__ray_actor_class__])
             for role, actor_class in self.role_worker_mapping.items()
         }
+
+    def _balance_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self._step_rows = len(batch)
+        with self._mini_batches():
+            return super()._balance_batch(batch, *args, **kwargs)
+
+    def _update_actor(self, batch: Any, metrics: dict) -> Any:
+        with self._mini_batches():
+            return super()._update_actor(batch, metrics)
+
+    def _mini_batches(self) -> AbstractContextManager[None]:
+        return sized_for(self.config, self._step_rows, self.actor_rollout_wg.world_size)
 
     def _compute_metrics(self, batch: Any, metrics: dict, *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
