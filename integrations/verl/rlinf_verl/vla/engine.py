@@ -14,18 +14,24 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id, get_device_name
+from verl.utils.metric import Metric
 from verl.utils.torch_dtypes import PrecisionType
+from verl.workers.config.optimizer import build_optimizer
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 from verl.workers.engine.utils import detach_tree
 
+from rlinf_plugins.core.config import from_mapping
 from rlinf_plugins.core.errors import ConfigError
 from rlinf_plugins.models.openvla import ImageProcessor, OpenVLAForActionPrediction, load_policy, save_policy
 from rlinf_plugins.models.openvla.statistics import FILE as STATISTICS
 from rlinf_verl.vla.engine_rows import pack_outputs, read_inputs
+from rlinf_verl.vla.loss_value import ValueOptions, valid_values, value_loss
 
 MODEL_TYPE = "openvla"
+"""``model.model_type``; veRL's engine configuration keeps the strategy's name, so the engine has a type of its own."""
 
 WRAPPED = ("Block", "LlamaDecoderLayer", "FusedProjector", "ProprioProjector", "ValueHead")
 """Classes that are sharded on their own: vision blocks, decoder layers, projectors, value head. veRL adds the embedding
@@ -38,6 +44,7 @@ def wrapped_classes(policy: torch.nn.Module) -> list[str]:
     return [name for name in WRAPPED if name in present]
 
 
+@EngineRegistry.register(model_type=MODEL_TYPE, backend="fsdp2", device=["cuda", "cpu"])
 class OpenVLAEngine(FSDPEngine):  # type: ignore[misc]
     """FSDP2 engine for OpenVLA and OpenVLA-OFT; the checkpoint's ``action_spec`` decides which.
 
@@ -62,6 +69,9 @@ class OpenVLAEngine(FSDPEngine):  # type: ignore[misc]
         super().__init__(model_config, engine_config, optimizer_config, checkpoint_config, **kwargs)
         hf_config = model_config.hf_config
         self._images = ImageProcessor(hf_config.image_resize_strategy, hf_config.image_sizes[0])
+        given = model_config.override_config
+        chosen = {name: given[name] for name in ValueOptions.names() if name in given}
+        self._value_options = from_mapping(ValueOptions, chosen, "actor_rollout_ref.model.override_config")
 
     @property
     def policy(self) -> OpenVLAForActionPrediction:
@@ -75,6 +85,31 @@ class OpenVLAEngine(FSDPEngine):  # type: ignore[misc]
         policy.set_gradient_checkpointing(self.model_config.enable_gradient_checkpointing)
         policy._no_split_modules = wrapped_classes(policy)
         return policy
+
+    def _build_optimizer(self, module: torch.nn.Module) -> torch.optim.Optimizer:
+        head, rest = [], []
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                (head if "value_head." in name else rest).append(parameter)
+        groups: list[dict[str, Any]] = [{"params": rest}]
+        if head:
+            lr = self._value_options.value_lr
+            groups.append({"params": head, "lr": self.optimizer_config.lr if lr is None else lr})
+        return build_optimizer(groups, self.optimizer_config)  # type: ignore[no-any-return]
+
+    def forward_backward_batch(
+        self, data: TensorDict, loss_function: Callable[..., Any] | None, forward_only: bool = False
+    ) -> Any:
+        """Run a mini-batch in micro-batches; see veRL.
+
+        The value loss is averaged over the valid values of the whole mini-batch on all ranks, counted here, so that
+        gradients do not depend on how it is split.
+        """
+        if not forward_only and self.policy.value_head is not None and "chunk_returns" in data:
+            total = valid_values(data, self.policy.spec.values).sum().to(get_device_id())
+            torch.distributed.all_reduce(total, group=self.get_data_parallel_group())
+            tu.assign_non_tensor(data, num_values=max(1, int(total.item())))
+        return super().forward_backward_batch(data, loss_function, forward_only)
 
     def forward_step(
         self, micro_batch: TensorDict, loss_function: Callable[..., Any] | None, forward_only: bool
@@ -99,6 +134,12 @@ class OpenVLAEngine(FSDPEngine):  # type: ignore[misc]
         if loss_function is not None:
             group = self.get_data_parallel_group()
             loss, metrics = loss_function(model_output=model_output, data=micro_batch, dp_group=group)
+            total = tu.get_non_tensor_data(data=micro_batch, key="num_values", default=None)
+            if total is not None and output.values is not None:
+                ranks = self.get_data_parallel_size()
+                extra, numbers = value_loss(output.values, micro_batch, self._value_options, total, ranks)
+                loss = loss + extra
+                metrics |= {f"value/{name}": Metric("sum", value) for name, value in numbers.items()}
         return loss, {"model_output": detach_tree(model_output), "loss": loss.detach().item(), "metrics": metrics}
 
     def save_checkpoint(
@@ -134,11 +175,6 @@ class OpenVLAEngine(FSDPEngine):  # type: ignore[misc]
         if self._autocast_dtype == torch.float32:
             return nullcontext()
         return torch.autocast(device_type=get_device_name(), dtype=self._autocast_dtype)
-
-
-def register() -> None:
-    """Register the engine under its own model type; veRL's engine configuration keeps the strategy's name."""
-    EngineRegistry.register(model_type=MODEL_TYPE, backend="fsdp2", device=["cuda", "cpu"])(OpenVLAEngine)
 
 
 def _check(model_config: Any, engine_config: Any) -> None:

@@ -14,9 +14,7 @@ rollout.register()
 
 
 def _register_engine(_: ModuleType) -> None:
-    from rlinf_verl.vla import engine
-
-    engine.register()
+    import rlinf_verl.vla.engine  # noqa: F401  registers itself
 
 
 # Only processes that train import veRL's engines; policy servers do without them.

@@ -13,13 +13,15 @@ os.environ.setdefault("VERL_PLATFORM", "cpu")
 import numpy as np
 import torch
 import torch.distributed as dist
-
 import verl  # noqa: F401  loads the plugin
+
 from rlinf_verl.vla import register  # noqa: F401
 from rlinf_verl.vla.rows import Chunk, EpisodeTrace
 
 ROWS = 8
 MICRO = 2
+VALUE = {"value_lr": 0.5, "value_clip": 0.2, "value_huber": 1.5, "value_coef": 0.7}
+LR, CLIP = 1.0, 0.5  # SGD: what a step moves is the clipped gradient itself
 
 
 def rows(policy_spec, seed: int = 5):
@@ -51,7 +53,8 @@ def rows(policy_spec, seed: int = 5):
         row["advantages"] = torch.from_numpy(advantage)
         row["old_shift"] = torch.from_numpy(generator.normal(0, 0.3, policy_spec.tokens).astype(np.float32))
         if policy_spec.values:
-            row["chunk_returns"] = torch.from_numpy(generator.normal(size=policy_spec.values).astype(np.float32))
+            for name in ("chunk_returns", "rollout_values"):
+                row[name] = torch.from_numpy(generator.normal(0, 2, size=policy_spec.values).astype(np.float32))
         fields.append(row)
     return fields
 
@@ -78,7 +81,10 @@ def engine_for(folder: str, **model):
 
     settings = {"use_remove_padding": False, "enable_gradient_checkpointing": True} | model
     model_config = HFModelConfig(
-        path=folder, override_config={"attn_implementation": "sdpa"}, external_lib="rlinf_verl.vla.register", **settings
+        path=folder,
+        override_config={"attn_implementation": "sdpa"} | VALUE,
+        external_lib="rlinf_verl.vla.register",
+        **settings,
     )
     model_config.model_type = "openvla"
     engine_config = FSDPEngineConfig(
@@ -95,7 +101,9 @@ def engine_for(folder: str, **model):
         "fsdp2",
         model_config=model_config,
         engine_config=engine_config,
-        optimizer_config=FSDPOptimizerConfig(lr=1e-2, weight_decay=0.0, clip_grad=0.5, total_training_steps=10),
+        optimizer_config=FSDPOptimizerConfig(
+            optimizer="SGD", lr=LR, weight_decay=0.0, clip_grad=CLIP, total_training_steps=10
+        ),
         checkpoint_config=CheckpointConfig(save_contents=["model", "optimizer", "extra", "hf_model"]),
     )
     engine.initialize()
@@ -108,7 +116,6 @@ def full(engine):
 
 
 def main(folder: str, out: Path) -> None:
-    from verl.utils.config import omega_conf_to_dataclass  # noqa: F401
     from verl.workers.config import FSDPActorConfig
     from verl.workers.utils.losses import ppo_loss
     from verl.workers.utils.padding import response_from_nested
