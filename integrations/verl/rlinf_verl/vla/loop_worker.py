@@ -20,6 +20,8 @@ from rlinf_verl.vla.loop_episode import EpisodeRunner
 from rlinf_verl.vla.rollout_engine import Decision
 from rlinf_verl.vla.rows import EpisodeTrace
 
+_TURNED_AWAY_S = 0.05
+
 
 class Slots:
     """Free environments of a pool; those that were given up never come back.
@@ -163,7 +165,7 @@ class EmbodiedWorker:
 
     def _policy(self, session: str, sampling: dict[str, Any]) -> Any:
         async def decide(images: list[Any], instruction: str, proprio: Any) -> Decision:
-            while True:  # an interrupted request is parked by the server until it may go on
+            while True:
                 output = await self._client.generate(
                     request_id=session,
                     prompt_ids=[],
@@ -175,6 +177,9 @@ class EmbodiedWorker:
                 if output.stop_reason != "aborted":
                     decision: Decision = output.extra_fields["decision"]
                     return decision
+                # A paused server parks the next request until it may go on; one that left the rotation turns it away
+                # at once, and the balancer knows another only after a while.
+                await asyncio.sleep(_TURNED_AWAY_S)
 
         return decide
 
