@@ -47,6 +47,8 @@ def run(config: DictConfig) -> None:
     options = m2flow_config(config)
     check_sizes(config, options)
     check_model(config)
+    if options.envs:
+        check_environments(config)
     if options.virtual_devices.count:
         use_virtual_devices(config, options)
     if is_requested(config):
@@ -141,6 +143,23 @@ def check_model(config: DictConfig) -> None:
             raise MissingAssetError(f"{index} lists weight files that are absent: {', '.join(missing)}; copy them too")
     for shard in sorted(path.glob("*.safetensors")):
         _check_safetensors(shard)
+
+
+def check_environments(config: DictConfig) -> None:
+    """Check the options of an embodied job, and that its simulator can run on this machine.
+
+    Factories may define ``check()``, which refuses what would fail in every worker without starting the simulator.
+
+    Raises:
+        ConfigError: An option is unknown, of the wrong type or impossible.
+        RlinfError: Whatever the factory refuses: a missing extra, no display driver, an unknown task.
+    """
+    from rlinf_verl.vla.loop_config import embodied_config
+
+    factory = embodied_config(config).make_factory()
+    check = getattr(factory, "check", None)
+    if check is not None:
+        check()
 
 
 def use_virtual_devices(config: DictConfig, options: M2FlowConfig) -> None:

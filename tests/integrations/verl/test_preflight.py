@@ -3,7 +3,7 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
-from rlinf_plugins.core.errors import ConfigError, MissingAssetError
+from rlinf_plugins.core.errors import ConfigError, MissingAssetError, RlinfError
 from rlinf_verl import preflight
 from rlinf_verl.config import M2FlowConfig, VirtualDevicesConfig
 
@@ -135,6 +135,50 @@ def test_without_our_flags_nothing_is_touched():
     before = OmegaConf.to_container(config)
     preflight.run(config)
     assert OmegaConf.to_container(config) == before
+
+
+class BlindFactory:
+    """A simulator that finds no display driver."""
+
+    def __init__(self, task: str) -> None:
+        self.task = task
+
+    def check(self) -> None:
+        raise MissingAssetError(f"no Vulkan driver for {self.task}")
+
+
+@pytest.fixture
+def embodied(monkeypatch):
+    import sys
+    import types
+
+    module = types.ModuleType("blind_simulator")
+    module.Factory = BlindFactory
+    monkeypatch.setitem(sys.modules, "blind_simulator", module)
+    return lambda **envs: job(
+        trainer__v1__m2flow__envs={"factory": "blind_simulator:Factory", "kwargs": {"task": "x"}, **envs}
+    )
+
+
+def test_a_simulator_that_cannot_run_is_refused(embodied):
+    with pytest.raises(MissingAssetError, match="no Vulkan driver for x"):
+        preflight.check_environments(embodied())
+
+
+@pytest.mark.parametrize(
+    ("envs", "parts"),
+    [
+        ({"num_env": 4}, ["envs.num_env", "did you mean 'num_envs'"]),
+        ({"kwargs": {"tusk": 1}}, ["kwargs do not fit", "tusk"]),
+        ({"factory": "nowhere:Factory"}, ["nowhere", "cannot be imported"]),
+        ({"workers": 9}, ["workers", "num_envs=4", "9"]),
+    ],
+)
+def test_options_of_an_embodied_job_are_checked(embodied, envs, parts):
+    with pytest.raises(RlinfError) as caught:
+        preflight.check_environments(embodied(**envs))
+    for part in parts:
+        assert part in str(caught.value)
 
 
 def test_virtual_devices_refuse_a_running_ray(monkeypatch):
