@@ -70,7 +70,13 @@ def flow_from_roles(
     trained = ["actor", *(["critic"] if critic else [])]
     for scorer in scorers:
         stages.append(
-            Stage(name=scorer, kind="reward" if scorer == "reward_model" else "infer", replica=sizes.get(scorer, 1))
+            Stage(
+                name=scorer,
+                kind="reward" if scorer == "reward_model" else "infer",
+                replica=sizes.get(scorer, 1),
+                # The others run in the processes of the model that is trained, on as many devices.
+                divides=None if scorer == "reward_model" else mini_batch,
+            )
         )
         edges.append(Edge(source="rollout", target=scorer))
     for model in trained:

@@ -57,6 +57,8 @@ def _relaxations(case: _Case) -> list[tuple[str, Callable[[_Case], _Case]]]:
                 found.append((f"{pin.stage} is pinned to {words} {value}", _without_pin(pin.stage, field)))
     if len(limits.modes) < 3:
         found.append((f"the mode must be {' or '.join(limits.modes)}", _with_all_modes))
+    for group in limits.together:
+        found.append((f"{', '.join(group)} share a pool", _apart(group)))
     for stage in case.flow.stages:
         if stage.sizes:
             found.append(
@@ -97,6 +99,14 @@ def _released(pin: Pin, field: str) -> Pin:
 
 def _with_all_modes(case: _Case) -> _Case:
     return replace(case, constraints=replace(case.constraints, modes=Constraints().modes))
+
+
+def _apart(group: tuple[str, ...]) -> Callable[[_Case], _Case]:
+    def relax(case: _Case) -> _Case:
+        left = tuple(other for other in case.constraints.together if other != group)
+        return replace(case, constraints=replace(case.constraints, together=left))
+
+    return relax
 
 
 def _freed(

@@ -18,7 +18,8 @@ class Pin:
         stage: The stage.
         devices: Number of devices; None: free.
         kind: Kind of devices; None: free.
-        mode: ``temporal``: it has a phase of its own (shared with its cycle); ``spatial``: it has a pool of its own in a pipeline; None: free.
+        mode: ``temporal``: it has a phase of its own (shared with its cycle); ``spatial``: it has a pool of its own in
+            a pipeline; None: free.
     """
 
     stage: str
@@ -36,12 +37,14 @@ class Constraints:
         modes: Allowed modes of the whole plan.
         max_staleness: 0: on-policy; 1: the consumer may work on the previous step's items.
         granularities: Allowed micro-batch sizes; empty: the flow's.
+        together: Groups of stages that share a pool wherever they run in the same phase (one process serves them).
     """
 
     pins: tuple[Pin, ...] = ()
     modes: tuple[Mode, ...] = ("temporal", "spatial", "hybrid")
     max_staleness: int = 0
     granularities: tuple[int, ...] = ()
+    together: tuple[tuple[str, ...], ...] = ()
 
     def applied(self, flow: Flow, cluster: Cluster) -> Flow:
         """Return the flow with pinned counts and kinds built in.
@@ -53,6 +56,9 @@ class Constraints:
             raise PlanError(f"max_staleness must be 0 or 1 and modes not empty, got {self.max_staleness}, {self.modes}")
         pins = {pin.stage: pin for pin in self.pins}
         names = [stage.name for stage in flow.stages]
+        for name in (name for group in self.together for name in group):
+            if name not in names:
+                raise PlanError(f"unknown stage {name!r} in together; stages are {', '.join(names)}")
         for pin in self.pins:
             if pin.stage not in names:
                 raise PlanError(f"pin of unknown stage {pin.stage!r}; stages are {', '.join(names)}")
@@ -69,7 +75,10 @@ class Constraints:
         return replace(flow, stages=tuple(stages), granularities=self.granularities or flow.granularities)
 
     def allows_shape(self, shape: PhaseShape) -> bool:
-        """Say whether a phase respects the pinned modes."""
+        """Say whether a phase respects the pinned modes and the stages that belong together."""
+        for group in self.together:
+            if sum(bool(set(group) & set(pool.stages)) for pool in shape.pools) > 1:
+                return False
         for pin in self.pins:
             if pin.mode is None or pin.stage not in shape.stages:
                 continue
