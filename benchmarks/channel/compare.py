@@ -1,4 +1,4 @@
-"""Streaming and ping-pong through one broker between two processes: this channel, RLinf's, Ray's queue, plain actor calls.
+"""Streaming and ping-pong between two processes: this channel, RLinf's, Ray's queue, plain actor calls.
 
 All run one after another in the same Ray session on the same machine, several times in turn, and the best of each is
 compared, since other work on the machine only ever makes a run slower.
@@ -42,7 +42,7 @@ def check(item: Any) -> None:
 # --- this channel -----------------------------------------------------------------------------------------------
 
 
-class OursProducer:
+class _OursProducer:
     def stream(self, channel: Any, count: int, size: int, simple: bool) -> None:
         producer, item = channel.producer(), make_item(size)
         if simple:
@@ -58,7 +58,7 @@ class OursProducer:
         return [_timed(lambda: _ping(producer, consumer, item)) for _ in range(count)]
 
 
-class OursConsumer:
+class _OursConsumer:
     def stream(self, channel: Any, count: int, simple: bool) -> float:
         consumer = channel.consumer()
         if simple:
@@ -93,7 +93,7 @@ def run_ours(repeat: int) -> dict[str, Any]:
 
     from rlinf_plugins.scheduler.channel import Channel, ChannelConfig
 
-    producer, consumer = ray.remote(OursProducer).remote(), ray.remote(OursConsumer).remote()
+    producer, consumer = ray.remote(_OursProducer).remote(), ray.remote(_OursConsumer).remote()
     results: dict[str, Any] = {}
     for name, (size, count) in SIZES.items():
         for simple in (True, False):
@@ -186,7 +186,7 @@ def run_rlinf(repeat: int) -> dict[str, Any]:
 # --- Ray's queue and plain actor calls --------------------------------------------------------------------------
 
 
-class Mailbox:
+class _Mailbox:
     """The least a broker can be: an actor around an asyncio queue, no lease, no bound in bytes, no order of keys."""
 
     def __init__(self) -> None:
@@ -201,7 +201,7 @@ class Mailbox:
         return await self._queue.get()
 
 
-class MailboxHandle:
+class _MailboxHandle:
     def __init__(self, actor: Any) -> None:
         self.actor = actor
 
@@ -216,7 +216,7 @@ class MailboxHandle:
         return ray.get(self.actor.get.remote())
 
 
-class PlainEnd:
+class _PlainEnd:
     def put_all(self, queue: Any, count: int, size: int) -> None:
         item = make_item(size)
         for _ in range(count):
@@ -242,7 +242,7 @@ class PlainEnd:
 def run_plain(make: Callable[[], Any], repeat: int) -> dict[str, Any]:
     import ray
 
-    first, second = (ray.remote(PlainEnd).remote() for _ in range(2))
+    first, second = (ray.remote(_PlainEnd).remote() for _ in range(2))
     results: dict[str, Any] = {}
     for name, (size, count) in SIZES.items():
         rates = []
@@ -290,7 +290,7 @@ def run_one(system: str, repeat: int) -> dict[str, Any]:
         from ray.util.queue import Queue
 
         return run_plain(lambda: Queue(maxsize=BOUND, actor_options={"num_cpus": 0}), repeat)
-    return run_plain(lambda: MailboxHandle(ray.remote(Mailbox).options(num_cpus=0).remote()), repeat)
+    return run_plain(lambda: _MailboxHandle(ray.remote(_Mailbox).options(num_cpus=0).remote()), repeat)
 
 
 def main() -> None:
@@ -340,7 +340,8 @@ def print_table(best: dict[str, dict[str, float]], systems: list[str]) -> None:
     print(f"{'':24}" + "".join(f"{system:>10}" for system in systems) + "   ours/rlinf")
     for name, row in best.items():
         ratio = row["ours"] / row["rlinf"] if {"ours", "rlinf"} <= row.keys() else float("nan")
-        print(f"{name:24}" + "".join(f"{row.get(system, float('nan')):>10.4g}" for system in systems) + f"{ratio:>13.3g}")
+        cells = "".join(f"{row.get(system, float('nan')):>10.4g}" for system in systems)
+        print(f"{name:24}{cells}{ratio:>13.3g}")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import threading
 
+from rlinf_plugins.core.errors import ChannelClosedError
 from rlinf_plugins.scheduler.channel.link import Link
 
 
@@ -42,4 +43,9 @@ class Heart:
                     self._thread = None
                     return
                 handles = list(self._handles)
-            self._link.submit("beat", (handles,))
+            try:
+                self._link.submit("beat", (handles,))
+            except ChannelClosedError:  # destroyed; members find out with their next call
+                with self._changed:
+                    self._thread = None
+                return

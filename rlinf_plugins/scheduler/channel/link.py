@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Protocol, TypeVar
 
-from rlinf_plugins.core.errors import BrokerUnreachableError
+from rlinf_plugins.core.errors import BrokerUnreachableError, ChannelClosedError
 from rlinf_plugins.scheduler.channel.config import ChannelConfig
 from rlinf_plugins.scheduler.channel.host import Host
 
@@ -125,6 +125,7 @@ class LocalLink:
     def __init__(self, name: str, config: ChannelConfig) -> None:
         self.node = "local"
         self.name = name
+        self._destroyed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"channel-{name}", daemon=True)
         self._thread.start()
@@ -132,11 +133,14 @@ class LocalLink:
 
     def submit(self, operation: str, arguments: tuple[Any, ...]) -> Reply:
         """Send a request to the broker's loop."""
+        if self._destroyed:
+            raise ChannelClosedError(f"channel {self.name!r} was destroyed")
         future = asyncio.run_coroutine_threadsafe(self._host.call(operation, arguments), self._loop)
         return FutureReply(future, self.name)
 
     def destroy(self) -> None:
         """Stop the broker; those who wait get an error."""
+        self._destroyed = True
         self._loop.call_soon_threadsafe(self._host.shut_down)
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)

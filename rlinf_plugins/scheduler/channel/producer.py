@@ -4,7 +4,7 @@ import threading
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from rlinf_plugins.core.errors import ItemTooLargeError, StaleProducerError, UnknownMemberError
+from rlinf_plugins.core.errors import ItemTooLargeError, StaleProducerError, UnknownMemberError, UnserialisableItemError
 from rlinf_plugins.scheduler.channel.failpoints import hit
 from rlinf_plugins.scheduler.channel.heart import Heart
 from rlinf_plugins.scheduler.channel.link import Link, Reply, Steps, drive, drive_async
@@ -185,6 +185,7 @@ class Producer:
         """
         rows: list[Row] = []
         for value, key, weight, version, group in items:
+            self._check_key(key)
             payload, size = self.packer.pack(value)
             self._check_size(size)
             rows.append((key, payload, weight, size, version, group, None))
@@ -210,6 +211,7 @@ class Producer:
                 raise ValueError(f"{len(given)} {name} for a batch of {count} rows")
         if count == 0:
             return
+        self._check_key(key)
         payload, size = self.packer.pack(batch)
         share = -(-size // count)
         self._check_size(share)
@@ -226,6 +228,12 @@ class Producer:
             for index in range(count)
         ]
         yield from self._send(rows, timeout)
+
+    def _check_key(self, key: Hashable) -> None:
+        try:
+            hash(key)
+        except TypeError as error:
+            raise UnserialisableItemError(f"a key must be hashable, got {type(key).__name__}: {key!r}") from error
 
     def _check_size(self, size: int) -> None:
         limit = self.attached.config.max_bytes
