@@ -30,6 +30,8 @@ class Replica:
             on another replica. Either way the replica is off the router first, so that sticky requests go elsewhere.
         refill: Brings current weights back.
         keeps_weights: Sleeping keeps the weights on the host (vLLM's level 1: colocated replicas, LoRA adapters).
+        measured: Measure bytes by the devices' totals. False on virtual devices, where each process sees only its own:
+            then what was declared is believed.
 
     Raises:
         ConfigError: Its weights would be lost for good, or its servers cannot say when they are drained.
@@ -45,7 +47,9 @@ class Replica:
         drain: Literal["finish", "move"] = "finish",
         refill: Refill | None = None,
         keeps_weights: bool = False,
+        measured: bool = True,
     ) -> None:
+        self.measured = measured
         self.verl = replica
         self.name = f"replica {replica.replica_rank}"
         self.ranks = ranks_of(self.name, replica.workers, devices)
@@ -133,7 +137,7 @@ class _Metered:
         self.name = name
         self._replica = replica
         self._nbytes = nbytes
-        self._awake = awake
+        self._here = dict.fromkeys(self.footprint, nbytes if awake else 0)
         self._without: dict[str, int] | None = None
 
     @property
@@ -142,19 +146,31 @@ class _Metered:
         return {device: self._nbytes for _, device in self._replica.ranks}
 
     async def resident_bytes(self) -> Mapping[str, int]:
-        """Measure by the devices' totals; as declared until the first move."""
+        """What its arrival took, as measured then; after it left, what the devices hold beyond the rest."""
         if self._without is None:
-            return dict.fromkeys(self.footprint, self._nbytes if self._awake else 0)
+            return dict(self._here)
         used = await self._replica.used_bytes()
-        return {device: max(0, used[device] - self._without[device]) for device in self.footprint}
+        return {device: max(0, used[device] - self._without[device]) for device in self._without}
 
-    async def _before_coming(self) -> None:
-        self._without = await self._replica.used_bytes()
+    async def _come(
+        self, permit: Permit, move: Callable[[], Awaitable[None]], back: Callable[[], Awaitable[None]]
+    ) -> None:
+        before = await self._replica.used_bytes()
+        self._without = before  # until it is there, whatever came belongs to it
+        await self._replica.guarded(permit, move, back)
+        if self._replica.measured:
+            used = await self._replica.used_bytes()
+            self._here = {device: max(0, used[device] - before[device]) for device in used}
+        else:
+            self._here = dict(self.footprint)
+        self._without = None
 
-    async def _before_leaving(self) -> None:
-        there = await self.resident_bytes()
+    async def _leave(self, permit: Permit, move: Callable[[], Awaitable[None]]) -> None:
         used = await self._replica.used_bytes()
-        self._without = {device: used[device] - there[device] for device in used}
+        await self._replica.guarded(permit, move)
+        self._without = {device: used[device] - self._here[device] for device in used}
+        if not self._replica.measured:
+            self._without, self._here = None, dict.fromkeys(self._here, 0)
 
 
 class ReplicaWeights(_Metered):
@@ -175,13 +191,11 @@ class ReplicaWeights(_Metered):
 
     async def offload(self, permit: Permit) -> None:
         """``RolloutReplica.sleep``."""
-        await self._before_leaving()
-        await self._replica.guarded(permit, self._replica.sleep)
+        await self._leave(permit, self._replica.sleep)
 
     async def onload(self, permit: Permit) -> None:
         """``wake_up(tags=["weights"])`` on every server."""
-        await self._before_coming()
-        await self._replica.guarded(permit, self._replica.map_weights, self._replica.sleep)
+        await self._come(permit, self._replica.map_weights, self._replica.sleep)
 
     async def resume(self) -> None:
         """Nothing to do: the replica serves when its cache is there."""
@@ -206,13 +220,11 @@ class ReplicaCache(_Metered):
 
     async def offload(self, permit: Permit) -> None:
         """``RolloutReplica.release_kv_cache``."""
-        await self._before_leaving()
-        await self._replica.guarded(permit, self._replica.release_cache)
+        await self._leave(permit, self._replica.release_cache)
 
     async def onload(self, permit: Permit) -> None:
         """``RolloutReplica.resume_kv_cache``, by way of a weight sync if the weights were discarded."""
-        await self._before_coming()
-        await self._replica.guarded(permit, self._replica.map_cache, self._replica.release_cache)
+        await self._come(permit, self._replica.map_cache, self._replica.release_cache)
 
     async def resume(self) -> None:
         """Serve again."""

@@ -3,6 +3,7 @@
 Sent to the workers through Ray's ``__ray_call__``, so that no class of veRL needs another method.
 """
 
+import weakref
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,6 +11,9 @@ from rlinf_plugins.core.errors import ResidentStateError
 from rlinf_plugins.scheduler.lock.fence import FileFence, Permit
 
 Part = Literal["actor", "ref", "critic"]
+
+_SENT_OFF: "weakref.WeakSet[Any]" = weakref.WeakSet()
+"""Engines told to leave. On a virtual device the host is the same memory, so this is all that tells where one is."""
 
 
 def move_engine(
@@ -25,6 +29,10 @@ def move_engine(
     with FileFence(Path(folder)).admit(permit, [device]):
         training_worker.to("device" if onto_device else "cpu", model=True, optimizer=optimizer, grad=True)
         synchronise()
+        if not onto_device:
+            _SENT_OFF.add(training_worker)
+        else:
+            _SENT_OFF.discard(training_worker)
 
 
 def seal(worker: Any, permit: Permit, folder: str, device: str) -> None:
@@ -42,7 +50,10 @@ def engine_bytes(worker: Any, part: Part) -> int:
     from verl.utils.device import get_device_name
 
     synchronise()
-    engine = find_training_worker(worker, part).engine
+    training_worker = find_training_worker(worker, part)
+    if get_device_name() == "cpu" and training_worker in _SENT_OFF:
+        return 0
+    engine = training_worker.engine
     tensors = list(engine.module.parameters()) + list(engine.module.buffers())
     tensors += [tensor.grad for tensor in tensors if tensor.grad is not None]
     optimizer = getattr(engine, "optimizer", None)
