@@ -43,15 +43,15 @@ def check(item: Any) -> None:
 
 
 class _OursProducer:
-    def stream(self, channel: Any, count: int, size: int, simple: bool) -> None:
+    def stream(self, channel: Any, key: str, count: int, size: int, simple: bool) -> None:
         producer, item = channel.producer(), make_item(size)
         if simple:
             for _ in range(count):
-                producer.put(item)
+                producer.put(item, key=key)
         else:
             with producer.stream() as stream:
                 for _ in range(count):
-                    stream.put(item)
+                    stream.put(item, key=key)
 
     def ping(self, there: Any, back: Any, count: int, size: int) -> list[float]:
         producer, consumer, item = there.producer(), back.consumer(), make_item(size)
@@ -59,11 +59,11 @@ class _OursProducer:
 
 
 class _OursConsumer:
-    def stream(self, channel: Any, count: int, simple: bool) -> float:
+    def stream(self, channel: Any, key: str, count: int, simple: bool) -> float:
         consumer = channel.consumer()
         if simple:
-            return _rate(count, lambda: _get_and_ack(consumer))
-        values = consumer.stream(ahead=64)
+            return _rate(count, lambda: _get_and_ack(consumer, key))
+        values = consumer.stream(ahead=64, key=key)
         rate = _rate(count, lambda: check(next(values)))
         values.close()
         return rate
@@ -83,8 +83,8 @@ def _ping(producer: Any, consumer: Any, item: Any) -> None:
     delivery.ack()
 
 
-def _get_and_ack(consumer: Any) -> None:
-    with consumer.get() as delivery:
+def _get_and_ack(consumer: Any, key: str) -> None:
+    with consumer.get(key=key) as delivery:
         check(delivery.value)
 
 
@@ -95,26 +95,23 @@ def run_ours(repeat: int) -> dict[str, Any]:
 
     producer, consumer = ray.remote(_OursProducer).remote(), ray.remote(_OursConsumer).remote()
     results: dict[str, Any] = {}
+    config = ChannelConfig(max_items=1024, max_bytes=1 << 30)
+    there, back = Channel.create("there", config), Channel.create("back", config)
     for name, (size, count) in SIZES.items():
         for simple in (True, False):
             rates = []
             for index in range(repeat):
-                config = ChannelConfig(
-                    max_items=BOUND if simple else 1024, max_bytes=max(BOUND * (size + 1000), 256 << 20)
-                )
-                channel = Channel.create(f"bench-{name}-{simple}-{index}", config)
-                put = producer.stream.remote(channel, count, size, simple)
-                rates.append(ray.get(consumer.stream.remote(channel, count, simple)))
+                key = f"{name}-{simple}-{index}"
+                put = producer.stream.remote(there, key, count, size, simple)
+                rates.append(ray.get(consumer.stream.remote(there, key, count, simple)))
                 ray.get(put)
-                channel.destroy()
             results[f"{name} stream {'simple' if simple else 'best'}"] = max(rates)
-        there, back = (Channel.create(f"{name}-{way}") for way in ("there", "back"))
         pong = consumer.pong.remote(there, back, count)
         times = ray.get(producer.ping.remote(there, back, count, size))
         ray.get(pong)
         results[f"{name} ping p50 ms"] = statistics.median(times) * 1e3
-        there.destroy()
-        back.destroy()
+    there.destroy()
+    back.destroy()
     return results
 
 
@@ -128,13 +125,13 @@ def run_rlinf(repeat: int) -> dict[str, Any]:
         def __init__(self) -> None:
             super().__init__()
 
-        def stream(self, channel: Any, count: int, size: int, simple: bool) -> None:
+        def stream(self, channel: Any, key: str, count: int, size: int, simple: bool) -> None:
             item, works = make_item(size), []
             for _ in range(count):
                 if simple:
-                    channel.put(item)
+                    channel.put(item, key=key)
                 else:
-                    works.append(channel.put(item, async_op=True))
+                    works.append(channel.put(item, key=key, async_op=True))
                     if len(works) >= BOUND:
                         works.pop(0).wait()
             for work in works:
@@ -153,8 +150,8 @@ def run_rlinf(repeat: int) -> dict[str, Any]:
         def __init__(self) -> None:
             super().__init__()
 
-        def stream(self, channel: Any, count: int, simple: bool) -> float:
-            return _rate(count, lambda: check(channel.get()))
+        def stream(self, channel: Any, key: str, count: int, simple: bool) -> float:
+            return _rate(count, lambda: check(channel.get(key=key)))
 
         def pong(self, there: Any, back: Any, count: int) -> None:
             for _ in range(count):
@@ -165,17 +162,16 @@ def run_rlinf(repeat: int) -> dict[str, Any]:
     producer = Producer.create_group().launch(cluster, name="producer", placement_strategy=placement)
     consumer = Consumer.create_group().launch(cluster, name="consumer", placement_strategy=placement)
     results: dict[str, Any] = {}
+    there, back = (Channel.create(name=way, maxsize=BOUND) for way in ("there", "back"))
     for name, (size, count) in SIZES.items():
-        label = name.replace(" ", "")
         for simple in (True, False):
             rates = []
             for index in range(repeat):
-                channel = Channel.create(name=f"{label}{simple}{index}", maxsize=BOUND)
-                put = producer.stream(channel, count, size, simple)
-                rates.append(consumer.stream(channel, count, simple).wait()[0])
+                key = f"{name}-{simple}-{index}"
+                put = producer.stream(there, key, count, size, simple)
+                rates.append(consumer.stream(there, key, count, simple).wait()[0])
                 put.wait()
             results[f"{name} stream {'simple' if simple else 'best'}"] = max(rates)
-        there, back = (Channel.create(name=f"{label}{way}") for way in ("there", "back"))
         pong = consumer.pong(there, back, count)
         times = producer.ping(there, back, count, size).wait()[0]
         pong.wait()

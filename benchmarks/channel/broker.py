@@ -1,0 +1,116 @@
+"""What the broker costs, in a Ray actor: CPU time per item, items per second, memory of one-shot keys, tracing.
+
+    python benchmarks/channel/broker.py
+
+CPU time is the broker process's own, so that other work on the machine does not count.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+ITEMS, BATCH, KEYS = 50_000, 256, 100_000
+
+
+def cpu(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def measure(process: psutil.Process, work: Callable[[], None]) -> tuple[float, float]:
+    """CPU seconds of the broker and wall seconds of ``work``."""
+    start, wall = cpu(process), time.perf_counter()
+    work()
+    return cpu(process) - start, time.perf_counter() - wall
+
+
+def put_all(channel: Any, count: int) -> None:
+    with channel.producer().stream(window=4096) as stream:
+        for index in range(count):
+            stream.put({"index": index, "reward": 0.5})
+
+
+def take_all(channel: Any, count: int) -> None:
+    """Batches one after another, acknowledged with the next request."""
+    consumer, left = channel.consumer(), count
+    values = consumer.stream(ahead=BATCH)
+    while left:
+        next(values)
+        left -= 1
+    values.close()
+
+
+def batches(consumer: Any, count: int) -> list[Any]:
+    """The get alone: batches one after another, acknowledged later."""
+    taken, left = [], count
+    while left:
+        taken.append(consumer.get_batch(min(BATCH * 4, left), fill=False))
+        left -= len(taken[-1])
+    return taken
+
+
+def one_shot_keys(channel: Any, count: int) -> None:
+    from rlinf_plugins.scheduler.channel import Put
+
+    producer, consumer = channel.producer(), channel.consumer()
+    for start in range(0, count, 500):
+        producer.put_many(Put(index, key=f"once-{index}") for index in range(start, start + 500))
+        for index in range(start, start + 500):
+            consumer.ack(consumer.get(key=f"once-{index}", timeout=60))
+
+
+def main() -> None:
+    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0")
+    import ray
+
+    from rlinf_plugins.scheduler.channel import Channel, ChannelConfig
+
+    ray.init(
+        num_cpus=4,
+        include_dashboard=False,
+        _node_ip_address="127.0.0.1",
+        object_store_memory=200 << 20,
+        log_to_driver=False,
+        configure_logging=False,
+    )
+    per_item: dict[bool, list[float]] = {False: [], True: []}
+    channels = {
+        trace: Channel.create(f"trace-{trace}", ChannelConfig(max_items=ITEMS, trace=trace)) for trace in (False, True)
+    }
+    for _ in range(4):  # in turn, the first as a warm-up
+        for trace, channel in channels.items():
+            process = psutil.Process(channel.stats()["pid"])
+            put, put_wall = measure(process, lambda channel=channel: put_all(channel, ITEMS))
+            take, take_wall = measure(process, lambda channel=channel: take_all(channel, ITEMS))
+            per_item[trace].append((put + take) / ITEMS * 1e6)
+            print(
+                f"trace={trace!s:5}  put {put / ITEMS * 1e6:5.1f} us  get+ack {take / ITEMS * 1e6:5.1f} us of CPU; "
+                f"{ITEMS / put_wall:8.0f} puts/s, {ITEMS / take_wall:8.0f} gets/s"
+            )
+    plain, traced = min(per_item[False][1:]), min(per_item[True][1:])
+    extra = 100 * (traced / plain - 1)
+    print(f"put + get + ack, batched: {plain:.1f} us of broker CPU an item; tracing adds {extra:.1f} %")
+    channel = channels[False]
+    process = psutil.Process(channel.stats()["pid"])
+    rates = []
+    for _ in range(3):
+        put_all(channel, ITEMS)
+        consumer = channel.consumer()
+        start = time.perf_counter()
+        taken = batches(consumer, ITEMS)
+        rates.append(ITEMS / (time.perf_counter() - start))
+        consumer.ack(*taken)
+    print(f"batched get alone: {max(rates):.0f} items/s")
+    one_shot_keys(channel, 5000)
+    before = process.memory_info().rss
+    one_shot_keys(channel, KEYS)
+    print(f"{KEYS} one-shot keys: RSS grew by {(process.memory_info().rss - before) / 1e6:.2f} MB")
+    for channel in channels.values():
+        channel.destroy()
+
+
+if __name__ == "__main__":
+    main()
