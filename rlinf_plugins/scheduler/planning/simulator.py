@@ -172,9 +172,7 @@ class _Pipeline:
         self.env = run.env
         self.count = run.flow.items // phase.items
         self.pool_of = {name: pool for pool in phase.pools for name in pool.stages}
-        self.free = {pool.stages: simpy.PriorityResource(self.env) for pool in phase.pools}
-        # In a shared pool the stage furthest down goes first: what is begun is finished, and consumers are fed.
-        self.urgency = {stage.name: -i for i, stage in enumerate(run.flow.stages)}
+        self.free = {pool.stages: simpy.Resource(self.env) for pool in phase.pools}
         self.loops = {
             name: loop for loop in run.flow.loops for name in loop.stages if set(loop.stages) & set(self.pool_of)
         }
@@ -224,12 +222,20 @@ class _Pipeline:
                 continue
             pauses = np.diff(self._completions(node[0]), prepend=0.0) if serving else None
             for k in range(self.count):
+                yield self.env.process(self._turn(node, step, k))
                 yield self.env.process(self._arrive(node, step, k))
                 if loop is not None:
                     yield self.env.process(self._turns(loop, node, step, k))
                 else:
                     yield self.env.process(self._call(node[0], k, None if pauses is None else float(pauses[k])))
                 self.ready[node, step, k].succeed()
+
+    def _turn(self, node: tuple[str, ...], step: int, k: int) -> Events:
+        """In a shared pool a micro-batch goes through all of the pool's stages before the next one begins."""
+        before = (step, k - 1) if k else (step - 1, self.count - 1)
+        if before[0] >= 0:
+            mates = self.pool_of[node[0]].stages
+            yield self.env.all_of([self.ready[other, *before] for other in self.nodes if other[0] in mates])
 
     def _arrive(self, node: tuple[str, ...], step: int, k: int) -> Events:
         """Wait for the node's inputs of a micro-batch."""
@@ -272,7 +278,7 @@ class _Pipeline:
 
     def _call(self, name: str, k: int, seconds: float | None) -> Events:
         pool = self.pool_of[name]
-        with self.free[pool.stages].request(priority=self.urgency[name]) as turn:
+        with self.free[pool.stages].request() as turn:
             yield turn
             start = self.env.now
             yield from self.run_.hold(
@@ -291,7 +297,7 @@ class _Pipeline:
         for _ in range(loop.turns):
             for name in loop.stages:
                 pool = self.pool_of[name]
-                with self.free[pool.stages].request(priority=self.urgency[name]) as turn:
+                with self.free[pool.stages].request() as turn:
                     yield turn
                     start = self.env.now
                     yield from self.run_.hold(self._duration(name, share), pool.devices)

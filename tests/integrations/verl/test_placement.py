@@ -254,7 +254,7 @@ for name, plan in published().items():
     pools = dict(manager.resource_pool_dict)
     if placed.rollout is not None:
         from verl.single_controller.ray import RayResourcePool
-        pools["rollout"] = RayResourcePool([placed.rollout[1]] * placed.rollout[0], name_prefix="rollout")
+        pools["rollout"] = RayResourcePool([placed.rollout[1]] * placed.rollout[0], name_prefix="rollout", max_colocate_count=3)
     parts = carve(pools["global_pool"], placed)
     found = {}
     for stage in plan.stages():
