@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SIZES = {"dict": (0, 400), "1 MB": (1 << 20, 100), "64 MB": (64 << 20, 12)}
+SIZES = {"dict": (0, 300), "1 MB": (1 << 20, 80), "64 MB": (64 << 20, 10)}
 """Bytes of the tensor (0: a small dict) and items per run."""
 SYSTEMS = ("ours", "rlinf", "queue", "raw")
 BOUND = 16
@@ -320,7 +320,9 @@ def main() -> None:
     for _ in range(options.rounds):
         for system in systems:
             command = [sys.executable, __file__, "--one", system, "--repeat", str(options.repeat)]
+            start = time.perf_counter()
             run = subprocess.run(command, capture_output=True, text=True, timeout=600)
+            print(f"{system}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
             lines = [line for line in run.stdout.splitlines() if line.startswith("RESULT ")]
             if not lines:
                 print(f"{system} failed:\n{run.stdout[-2000:]}\n{run.stderr[-3000:]}", file=sys.stderr)

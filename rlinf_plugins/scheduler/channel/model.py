@@ -184,9 +184,10 @@ class Consumer(Member):
         deliveries: What it holds, by delivery number.
         load: Weight it was given so far, relative to its share.
         waiting: Requests of its own that wait.
+        cancelled: Gets that were cancelled before they arrived, the latest few.
     """
 
-    __slots__ = ("deliveries", "load", "share", "waiting")
+    __slots__ = ("cancelled", "deliveries", "load", "share", "waiting")
 
     def __init__(self, handle: int, name: str, epoch: int, node: str, share: float) -> None:
         super().__init__(handle, name, epoch, node)
@@ -194,6 +195,7 @@ class Consumer(Member):
         self.load = 0.0
         self.deliveries: dict[int, Delivery] = {}
         self.waiting = 0
+        self.cancelled: deque[int] = deque(maxlen=64)
 
 
 class PendingPut:

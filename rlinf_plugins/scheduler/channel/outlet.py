@@ -76,6 +76,9 @@ class Outlet:
         if consumer is None:
             state.reply(ticket, UnknownMemberError(f"channel {state.name!r} knows no consumer with handle {handle}"))
             return
+        if request.number in consumer.cancelled:  # the transport may change the order of calls
+            state.reply(ticket, ChannelTimeoutError("the get was cancelled"))
+            return
         if request.limit is not None and request.fill and request.limit > state.config.max_items:
             state.reply(ticket, BatchTooLargeError(_never_fills(state, request.limit)))
             return
@@ -163,6 +166,7 @@ class Outlet:
         consumer = self._state.consumers.get(handle)
         if consumer is None:
             return
+        consumer.cancelled.append(request)
         for queue in list(self._state.queues.values()):
             for waiter in [w for w in queue.waiters.values() if w.consumer is consumer and w.request.number == request]:
                 self._give_up(waiter, ChannelTimeoutError("the get was cancelled"))

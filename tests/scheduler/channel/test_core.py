@@ -262,6 +262,15 @@ def test_a_cancelled_get_takes_nothing(small):
     assert b.core.size("k") == 1, "also if its answer was on the way"
 
 
+def test_a_get_that_was_overtaken_by_its_own_cancellation_takes_nothing(small):
+    b, p, c = small
+    b.core.cancel(c.handle, b.tickets + 1)
+    late = b.get(c)
+    assert isinstance(b.answers[late], ChannelTimeoutError)
+    b.put(p, 1)
+    assert b.core.size("k") == 1
+
+
 def test_a_stopped_broker_does_not_declare_everybody_dead(small):
     b, p, c = small
     b.put(p, 1)
