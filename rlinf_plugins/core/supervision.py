@@ -1,7 +1,7 @@
 """Worker processes that end with their parent, leave their last words, and are restarted within limits.
 
 A worker is a fresh interpreter, never a fork: threads, locks and graphics contexts of the parent do not leak into it.
-It runs ``target(connection, **arguments)`` where ``target`` is named ``"module:function"``.
+It runs ``target(channel, **arguments)`` where ``target`` is named ``"module:function"``.
 """
 
 import contextlib
@@ -13,16 +13,18 @@ import os
 import pickle
 import select
 import signal
-import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
 LAST_WORDS = 4000
 """Characters of a dead worker's output that are kept."""
+_HEADER = struct.Struct("=Q")
+_SMALL = 4096
+_PATIENCE_S = 5.0
 
 _BOOT = (
     "import json, sys; boot = json.loads(sys.argv[1]); sys.path[:] = boot['path']; "
@@ -49,6 +51,89 @@ class ExitCause:
         return f"{how}; last output: {self.last_words.strip()[-500:] or 'none'}"
 
 
+class Channel:
+    """Messages over a pair of pipes; a small message is one system call at each end.
+
+    A side that waits on the descriptor must be sent one message at a time, as a caller is by a worker that answers:
+    what was read ahead of a second one no longer shows there.
+
+    Args:
+        reader: Descriptor that is read from.
+        writer: Descriptor that is written to.
+        patience: Seconds the peer may stop in the middle of a message; None waits for ever.
+    """
+
+    def __init__(self, reader: int, writer: int, patience: float | None = None) -> None:
+        self._reader, self._writer, self._patience = reader, writer, patience
+        self._ahead = b""  # read beyond the end of a message
+        os.set_blocking(reader, patience is None)
+        os.set_blocking(writer, patience is None)
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when there is a message, or the end."""
+        return self._reader
+
+    def send(self, message: bytes) -> None:
+        """Send one message.
+
+        Raises:
+            BrokenPipeError: The peer has gone.
+            TimeoutError: The peer does not read.
+        """
+        rest = memoryview(_HEADER.pack(len(message)) + message)
+        while rest:
+            try:
+                rest = rest[os.write(self._writer, rest) :]
+            except BlockingIOError:
+                self._wait(self._writer, select.POLLOUT)
+
+    def recv(self) -> bytes:
+        """Return the next message; with patience, only call it when the descriptor is readable.
+
+        Raises:
+            EOFError: The peer has gone.
+            TimeoutError: The peer stopped in the middle of the message.
+        """
+        data = self._ahead or self._read(_SMALL)
+        while len(data) < _HEADER.size:
+            data += self._read(_SMALL)
+        size = _HEADER.unpack_from(data)[0] + _HEADER.size
+        if len(data) < size:
+            parts, have = [data], len(data)
+            while have < size:
+                parts.append(self._read(size - have))
+                have += len(parts[-1])
+            data = b"".join(parts)
+        self._ahead = data[size:]
+        return data[_HEADER.size : size]
+
+    def has_message(self) -> bool:
+        """Return whether there is something to read, without waiting."""
+        return bool(select.select([self._reader], [], [], 0)[0])
+
+    def close(self) -> None:
+        """Close both descriptors."""
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def _read(self, size: int) -> bytes:
+        while True:
+            try:
+                data = os.read(self._reader, size)
+            except BlockingIOError:
+                self._wait(self._reader, select.POLLIN)
+                continue
+            if not data:
+                raise EOFError("the peer has closed its end")
+            return data
+
+    def _wait(self, descriptor: int, event: int) -> None:
+        poll = select.poll()
+        poll.register(descriptor, event)
+        if not poll.poll((self._patience or 0) * 1000):
+            raise TimeoutError(f"the peer stopped in the middle of a message for {self._patience} s")
+
+
 class Worker:
     """A child process: its connection, its pulse and its end.
 
@@ -56,14 +141,14 @@ class Worker:
     lock. It runs in a process group of its own, so Ctrl-C in a terminal reaches only the parent.
 
     Args:
-        target: ``"module:function"``; called in the child as ``function(connection, **arguments)``.
+        target: ``"module:function"``; called in the child as ``function(channel, **arguments)``.
         arguments: JSON values.
         environment: Variables set in the child before its interpreter starts.
         pass_fds: Descriptors the child inherits under the same numbers.
 
     Attributes:
         pid: Process id.
-        connection: Duplex connection to the child; end of file when it ended.
+        channel: Messages to and from the child; at its end when the child ended.
         sentinel: Descriptor that becomes readable when the process ended.
     """
 
@@ -76,10 +161,11 @@ class Worker:
     ) -> None:
         self._output = os.memfd_create("worker-output", os.MFD_CLOEXEC)
         fcntl.fcntl(self._output, fcntl.F_SETFL, os.O_APPEND)  # so that the child may truncate it
-        ours, theirs = socket.socketpair()
+        commands, our_writer = os.pipe()
+        our_reader, answers = os.pipe()
         lifeline, self._lifeline = os.pipe()
-        ends = {"connection": theirs.fileno(), "lifeline": lifeline}
-        boot = {"path": sys.path, "target": target, "arguments": dict(arguments), **ends}
+        theirs = {"commands": commands, "answers": answers, "lifeline": lifeline}
+        boot = {"path": sys.path, "target": target, "arguments": dict(arguments), **theirs}
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, json.dumps(boot)],
@@ -87,19 +173,18 @@ class Worker:
                 stdout=self._output,
                 stderr=self._output,
                 env={**os.environ, **(environment or {})},
-                pass_fds=(theirs.fileno(), lifeline, *pass_fds),
+                pass_fds=(*theirs.values(), *pass_fds),
                 process_group=0,
             )
         except BaseException:
-            ours.close()
-            os.close(self._lifeline)
-            os.close(self._output)
+            for descriptor in (our_writer, our_reader, self._lifeline, self._output):
+                os.close(descriptor)
             raise
         finally:
-            theirs.close()
-            os.close(lifeline)
+            for descriptor in theirs.values():
+                os.close(descriptor)
         self.pid = self._process.pid
-        self.connection = Connection(ours.detach())
+        self.channel = Channel(our_reader, our_writer, patience=_PATIENCE_S)
         self.sentinel = os.pidfd_open(self.pid)
         self._cause: ExitCause | None = None
 
@@ -133,7 +218,7 @@ class Worker:
                 return None
             by = signal.Signals(-status).name if status < 0 else ""
             self._cause = ExitCause(signal=by, code=max(status, -1), last_words=self._last_words())
-            self.connection.close()
+            self.channel.close()
             for descriptor in (self.sentinel, self._lifeline, self._output):
                 os.close(descriptor)
         return self._cause
@@ -192,7 +277,8 @@ def run_target(boot: Mapping[str, object]) -> None:
     module, _, function = str(boot["target"]).partition(":")
     arguments = boot["arguments"]
     assert isinstance(arguments, dict)
-    getattr(importlib.import_module(module), function)(Connection(int(str(boot["connection"]))), **arguments)
+    channel = Channel(int(str(boot["commands"])), int(str(boot["answers"])))
+    getattr(importlib.import_module(module), function)(channel, **arguments)
 
 
 def trim_output(limit: int = 1 << 18) -> None:

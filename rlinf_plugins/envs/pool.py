@@ -10,14 +10,11 @@ import numpy as np
 
 from rlinf_plugins.core.errors import PoolUsageError, RestartStormError, SnapshotError
 from rlinf_plugins.core.supervision import pack, unpack
-from rlinf_plugins.envs.actions import ActionCheck
 from rlinf_plugins.envs.config import PoolConfig
-from rlinf_plugins.envs.crew import Crew
-from rlinf_plugins.envs.failures import Failure
-from rlinf_plugins.envs.ledger import Ledger
+from rlinf_plugins.envs.desk import Desk
 from rlinf_plugins.envs.protocol import EnvFactory, EnvSpec, InitialState
 from rlinf_plugins.envs.results import Batch, EpisodeRecord, StepResult
-from rlinf_plugins.envs.slot import Call, Slot, Status
+from rlinf_plugins.envs.slot import Call, Status
 
 NextInitial: TypeAlias = Callable[[int], InitialState]
 
@@ -54,31 +51,15 @@ class EnvPool:
         next_initial: NextInitial | None = None,
     ) -> None:
         factories = _factories(factory, num_envs)
-        self._config = config or PoolConfig()
-        self._crew = Crew(factories, self._config, on_finish=self._finished, on_loss=self._lost)
-        self._ledger = Ledger(self._crew.board)
-        self._failures: dict[int, Failure] = {}
-        self._tasks = [""] * len(factories)
-        self._recycled = 0
+        self._desk = Desk(factories, config or PoolConfig())
+        self.spec: EnvSpec = self._desk.spec
+        self._next_initial = next_initial
         self._inflight: dict[int, Call] = {}
         self._reader: asyncio.AbstractEventLoop | None = None
         self._parked: dict[int, bytes] = {}
-        self._next_initial = next_initial
-        try:
-            self._crew.wait_ready()
-        except BaseException:
-            self._crew.close()
-            raise
-        assert self._crew.spec is not None
-        assert self._crew.data is not None
-        self.spec: EnvSpec = self._crew.spec
-        self._data = self._crew.data
-        self._check = ActionCheck(self.spec, self._config.max_chunk, self._config.out_of_range == "clip")
-        self._step_messages = [pack(("step", count)) for count in range(self._config.max_chunk + 1)]
-        self._everyone = list(range(len(factories)))
 
     def __len__(self) -> int:
-        return len(self._everyone)
+        return len(self._desk.everyone)
 
     def __enter__(self) -> "EnvPool":
         return self
@@ -104,15 +85,15 @@ class EnvPool:
             PoolUsageError: Unknown, repeated or busy slots, or other than one initial state per slot.
             RestartStormError: A slot was given up after too many failures in a row.
         """
-        chosen = self._choose(slots)
+        chosen = self._desk.choose(slots)
         if len(initial) != len(chosen):
             raise PoolUsageError(f"{len(chosen)} slots need as many initial states, got {len(initial)}")
-        with self._crew.lock:
-            calls = [self._begin_reset(slot, start) for slot, start in zip(chosen, initial, strict=True)]
-        self._wait(calls)
+        with self._desk.crew.lock:
+            calls = [self._desk.begin_reset(slot, start) for slot, start in zip(chosen, initial, strict=True)]
+        self._desk.wait(calls)
         for slot in chosen:
             self._refuse_storm(slot)
-        return self._batch(chosen, 0)
+        return self._desk.batch(chosen, 0)
 
     def step_chunk(self, actions: object, slots: Sequence[int] | None = None) -> Batch:
         """Execute a chunk of actions in each of ``slots`` and wait for all of them.
@@ -129,27 +110,27 @@ class EnvPool:
                 fails only its own environment.
             PoolUsageError: Unknown, repeated or busy slots, or one that was never reset.
         """
-        chosen = self._choose(slots)
-        chunk = self._check.shape(actions, len(chosen))
-        self._wait(self._begin_steps(chosen, chunk))
-        batch = self._batch(chosen, chunk.shape[1])
+        chosen = self._desk.choose(slots)
+        chunk = self._desk.shape(actions, len(chosen))
+        self._desk.wait(self._desk.begin_steps(chosen, chunk))
+        batch = self._desk.batch(chosen, chunk.shape[1])
         if self._next_initial is not None:
             self._auto_reset(batch, self._next_initial)
         return batch
 
     def send(self, actions: object, slots: Sequence[int]) -> None:
         """Start a chunk in each of ``slots`` without waiting; see :meth:`recv`. Errors as in :meth:`step_chunk`."""
-        chosen = self._choose(slots)
-        chunk = self._check.shape(actions, len(chosen))
-        for slot, call in zip(chosen, self._begin_steps(chosen, chunk), strict=True):
+        chosen = self._desk.choose(slots)
+        chunk = self._desk.shape(actions, len(chosen))
+        for slot, call in zip(chosen, self._desk.begin_steps(chosen, chunk), strict=True):
             self._inflight[slot] = call
 
     def send_reset(self, initial: Sequence[InitialState], slots: Sequence[int]) -> None:
         """Start an episode in each of ``slots`` without waiting; see :meth:`recv`. Errors as in :meth:`reset`."""
-        chosen = self._choose(slots)
-        with self._crew.lock:
+        chosen = self._desk.choose(slots)
+        with self._desk.crew.lock:
             for slot, start in zip(chosen, initial, strict=True):
-                self._inflight[slot] = self._begin_reset(slot, start)
+                self._inflight[slot] = self._desk.begin_reset(slot, start)
 
     def recv(self, at_least: int = 1) -> list[StepResult]:
         """Return the environments that are ready, waiting until there are ``at_least`` that many.
@@ -162,27 +143,27 @@ class EnvPool:
         """
         wanted = min(at_least, len(self._inflight))
         while sum(call.done for call in self._inflight.values()) < wanted:
-            self._crew.pump()
+            self._desk.crew.pump()
         if wanted:
-            self._crew.pump(0)
+            self._desk.crew.pump(0)
         ready = [slot for slot, call in self._inflight.items() if call.done]
-        return [self._result(self._inflight.pop(slot)) for slot in ready]
+        return [self._desk.result(self._inflight.pop(slot)) for slot in ready]
 
     # --- each at its own pace ---------------------------------------------------------------------------------
 
     async def async_reset(self, slot: int, initial: InitialState) -> StepResult:
         """Start an episode in one environment. Errors as in :meth:`reset`."""
-        self._choose([slot])
-        result = await self._call(slot, lambda: self._begin_reset(slot, initial))
+        self._desk.choose([slot])
+        result = await self._call(slot, lambda: self._desk.begin_reset(slot, initial))
         self._refuse_storm(slot)
         return result
 
     async def async_step(self, slot: int, actions: object) -> StepResult:
         """Execute a chunk in one environment: ``[steps, action_dim]`` or ``[action_dim]``. Errors as in step_chunk."""
-        chosen = self._choose([slot])
+        chosen = self._desk.choose([slot])
         array = np.asarray(actions)
-        chunk = self._check.shape(array[None] if array.ndim == 2 else array[None, None], 1)
-        return await self._call(slot, lambda: self._begin_steps(chosen, chunk)[0])
+        chunk = self._desk.shape(array[None] if array.ndim == 2 else array[None, None], 1)
+        return await self._call(slot, lambda: self._desk.begin_steps(chosen, chunk)[0])
 
     async def _call(self, slot: int, begin: Any) -> StepResult:
         loop = asyncio.get_running_loop()
@@ -200,7 +181,7 @@ class EnvPool:
             else:
                 loop.call_soon_threadsafe(settle)
 
-        with self._crew.lock:
+        with self._desk.crew.lock:
             call: Call = begin()
             if not call.done:
                 call.callback = wake
@@ -208,17 +189,17 @@ class EnvPool:
             try:
                 await future
             except asyncio.CancelledError:
-                with self._crew.lock:
+                with self._desk.crew.lock:
                     call.callback, call.abandoned = None, True
                 raise
-        return self._result(call)
+        return self._desk.result(call)
 
     def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._reader is loop:
             return
         if self._reader is not None and not self._reader.is_closed():
-            self._reader.remove_reader(self._crew.fileno())
-        loop.add_reader(self._crew.fileno(), self._crew.pump, 0)
+            self._reader.remove_reader(self._desk.crew.fileno())
+        loop.add_reader(self._desk.crew.fileno(), self._desk.crew.pump, 0)
         self._reader = loop
 
     # --- snapshots --------------------------------------------------------------------------------------------
@@ -230,19 +211,19 @@ class EnvPool:
             SnapshotError: The environment has no snapshots, or one could not be taken.
             PoolUsageError: A slot has no running episode.
         """
-        chosen = self._choose(slots)
+        chosen = self._desk.choose(slots)
         if self.spec.snapshot_tolerance is None:
             raise SnapshotError(f"{self.spec.name} cannot be snapshotted (snapshot_tolerance is None)")
         for slot in chosen:
-            if not self._ledger.is_open(slot):
+            if not self._desk.ledger.is_open(slot):
                 raise PoolUsageError(f"environment {slot} has no running episode to save")
-        with self._crew.lock:
-            calls = [self._begin_save(slot) for slot in chosen]
-        self._wait(calls)
+        with self._desk.crew.lock:
+            calls = [self._desk.begin_save(slot) for slot in chosen]
+        self._desk.wait(calls)
         failed = [str(call.failure) for call in calls if call.failure is not None]
         if failed:
             raise SnapshotError(f"snapshots could not be taken: {'; '.join(failed)}")
-        return {call.slot: pack((self.spec.name, self._ledger.initial(call.slot), call.answer)) for call in calls}
+        return {call.slot: pack((self.spec.name, self._desk.ledger.initial(call.slot), call.answer)) for call in calls}
 
     def load(self, snapshots: Mapping[int, bytes]) -> Batch:
         """Continue from snapshots, in any slot of any pool of the same environment.
@@ -258,16 +239,16 @@ class EnvPool:
         Raises:
             SnapshotError: A snapshot is of another environment.
         """
-        chosen = self._choose(list(snapshots))
+        chosen = self._desk.choose(list(snapshots))
         opened = {slot: _open_snapshot(data, self.spec.name) for slot, data in snapshots.items()}
-        with self._crew.lock:
+        with self._desk.crew.lock:
             for slot in chosen:
-                self._crew.check(slot, "load")
+                self._desk.crew.check(slot, "load")
             for slot in chosen:
-                self._ledger.begin(slot, opened[slot][0])
-            calls = [self._begin_load(slot, opened[slot][1]) for slot in chosen]
-        self._wait(calls)
-        return self._batch(chosen, 0)
+                self._desk.ledger.begin(slot, opened[slot][0])
+            calls = [self._desk.begin_load(slot, opened[slot][1]) for slot in chosen]
+        self._desk.wait(calls)
+        return self._desk.batch(chosen, 0)
 
     def offload(self) -> int:
         """Save every running episode, then end all processes, so that their memory is really free.
@@ -280,9 +261,9 @@ class EnvPool:
         Raises:
             SnapshotError: A running episode cannot be saved.
         """
-        running = [slot for slot in self._everyone if self._ledger.is_open(slot)]
+        running = [slot for slot in self._desk.everyone if self._desk.ledger.is_open(slot)]
         self._parked = self.save(running) if running else {}
-        self._crew.park()
+        self._desk.crew.park()
         return sum(len(data) for data in self._parked.values())
 
     def onload(self) -> Batch | None:
@@ -294,152 +275,43 @@ class EnvPool:
         Raises:
             EnvStartError: A process cannot be started again; call :meth:`onload` once more to retry.
         """
-        self._crew.unpark()
-        self._crew.wait_ready()
+        self._desk.crew.unpark()
+        self._desk.crew.wait_ready()
         if not self._parked:
             return None
         chosen = list(self._parked)
-        with self._crew.lock:
-            calls = [self._begin_load(slot, _open_snapshot(self._parked[slot], self.spec.name)[1]) for slot in chosen]
-        self._wait(calls)
+        with self._desk.crew.lock:
+            calls = [
+                self._desk.begin_load(slot, _open_snapshot(self._parked[slot], self.spec.name)[1]) for slot in chosen
+            ]
+        self._desk.wait(calls)
         self._parked = {}
-        return self._batch(chosen, 0)
+        return self._desk.batch(chosen, 0)
 
     # --- records and end --------------------------------------------------------------------------------------
 
     def drain_records(self) -> list[EpisodeRecord]:
         """Return the record of every episode that ended since the last call, each exactly once."""
-        with self._crew.lock:
-            return self._ledger.drain()
+        with self._desk.crew.lock:
+            return self._desk.ledger.drain()
 
     def stats(self) -> dict[str, int]:
         """Return counters: episodes begun and closed, processes started, workers recycled."""
-        with self._crew.lock:
-            starts = sum(slot.starts for slot in self._crew.slots)
-            counts = {"episodes_begun": self._ledger.begun, "episodes_closed": self._ledger.closed}
-            return {**counts, "starts": starts, "recycled": self._recycled}
+        with self._desk.crew.lock:
+            starts = sum(slot.starts for slot in self._desk.crew.slots)
+            counts = {"episodes_begun": self._desk.ledger.begun, "episodes_closed": self._desk.ledger.closed}
+            return {**counts, "starts": starts, "recycled": self._desk.recycled}
 
     def close(self) -> None:
         """End all processes and close the open episodes as abandoned. May be called again."""
         if self._reader is not None and not self._reader.is_closed():
-            self._reader.remove_reader(self._crew.fileno())
+            self._reader.remove_reader(self._desk.crew.fileno())
         self._reader = None
-        with self._crew.lock:
-            self._ledger.close_all()
-        self._crew.close()
+        with self._desk.crew.lock:
+            self._desk.ledger.close_all()
+        self._desk.crew.close()
 
     # --- inside -----------------------------------------------------------------------------------------------
-
-    def _choose(self, slots: Sequence[int] | None) -> list[int]:
-        if slots is None:
-            return self._everyone
-        chosen = [int(slot) for slot in slots]
-        for slot in chosen:
-            if not 0 <= slot < len(self._everyone):
-                raise PoolUsageError(f"there is no environment {slot}; the pool has 0..{len(self._everyone) - 1}")
-        if len(set(chosen)) < len(chosen):
-            raise PoolUsageError(f"slots are repeated: {chosen}")
-        return chosen
-
-    def _begin_reset(self, slot: int, initial: InitialState) -> Call:
-        if not 0 <= initial.task < len(self.spec.tasks):
-            names = ", ".join(f"{index}: {name}" for index, name in enumerate(self.spec.tasks))
-            raise PoolUsageError(f"{self.spec.name} has no task {initial.task}; it has {names}")
-        self._crew.check(slot, "reset")
-        call = Call(slot, "reset", pack(("reset", initial)), self._config.deadlines.reset, initial=initial)
-        self._ledger.begin(slot, initial)
-        self._failures.pop(slot, None)
-        return self._crew.begin(call)
-
-    def _begin_save(self, slot: int) -> Call:
-        return self._crew.begin(Call(slot, "save", pack(("save", None)), self._config.deadlines.snapshot))
-
-    def _begin_load(self, slot: int, state: bytes) -> Call:
-        self._failures.pop(slot, None)
-        return self._crew.begin(Call(slot, "load", pack(("load", state)), self._config.deadlines.snapshot))
-
-    def _begin_steps(self, chosen: list[int], chunk: np.ndarray) -> list[Call]:
-        chunk, refused = self._check.refuse(chunk, chosen)
-        count = chunk.shape[1]
-        seconds = self._config.deadlines.step * count
-        calls = []
-        crew, is_open = self._crew, self._ledger.is_open
-        with crew.lock:
-            for slot, reason in refused.items():
-                self._refuse(slot, reason, chunk[chosen.index(slot)])
-            for row, slot in enumerate(chosen):
-                call = Call(slot, "step", self._step_messages[count], seconds, count)
-                if is_open(slot):
-                    self._data.actions[slot, :count] = chunk[row]
-                    crew.begin(call)
-                else:
-                    self._freeze(slot)
-                    call.done = True
-                    call.failure = self._failures.get(slot)
-                calls.append(call)
-        return calls
-
-    def _freeze(self, slot: int) -> None:
-        """Let a finished environment report a chunk in which nothing happened."""
-        if slot not in self._failures and not self._crew.board.beat[slot]:
-            raise PoolUsageError(f"environment {slot} was never reset")
-        self._blank(slot)
-
-    def _blank(self, slot: int) -> None:
-        data = self._data
-        for rows in (data.rewards, data.valid, data.terminated, data.truncated, data.metrics):
-            rows[slot] = 0
-
-    def _refuse(self, slot: int, reason: str, chunk: np.ndarray) -> None:
-        if not self._ledger.is_open(slot):
-            return
-        self._fail(
-            Failure(
-                kind="invalid_action",
-                slot=slot,
-                phase="step",
-                step=int(self._crew.board.steps[slot]),
-                reason=reason,
-                action=tuple(tuple(float(value) for value in step) for step in chunk),
-            )
-        )
-
-    def _fail(self, failure: Failure) -> None:
-        self._failures[failure.slot] = failure
-        self._ledger.close(failure.slot, "failed", failure)
-
-    def _lost(self, failure: Failure) -> None:
-        """A worker was lost with its episode; called by the crew under its lock."""
-        if self._ledger.is_open(failure.slot):
-            self._fail(failure)
-
-    def _finished(self, call: Call) -> None:
-        """A call was answered or failed; called by the crew under its lock."""
-        slot, board = call.slot, self._crew.board
-        if call.failure is not None:
-            self._fail(call.failure)
-            self._blank(slot)
-            return
-        if call.name == "step":
-            if board.flags[slot, 4]:
-                self._ledger.close(slot, "finished")
-                self._crew.slots[slot].budget.progress()
-                self._recycle_if_grown(self._crew.slots[slot])
-        elif call.name in ("reset", "load"):
-            self._tasks[slot] = call.answer
-            self._ledger.describe(slot, call.answer)
-
-    def _recycle_if_grown(self, slot: Slot) -> None:
-        budget = self._config.memory_budget
-        if budget is not None and self._crew.board.private[slot.index] > budget and slot.status is Status.IDLE:
-            slot.status = Status.DOWN
-            self._recycled += 1
-            self._crew.release(slot)
-
-    def _refuse_storm(self, slot: int) -> None:
-        failure = self._failures.get(slot)
-        if failure is not None and failure.kind == "storm":
-            raise RestartStormError(str(failure))
 
     def _auto_reset(self, batch: Batch, next_initial: NextInitial) -> None:
         """Start the next episode of the rows that are done and put its first observation into the batch.
@@ -447,7 +319,7 @@ class EnvPool:
         A row whose process is still being replaced stays frozen, so that it does not hold up the others; it is reset
         by the first call that finds it running.
         """
-        slots_up = {slot.index for slot in self._crew.slots if slot.status is Status.IDLE}
+        slots_up = {slot.index for slot in self._desk.crew.slots if slot.status is Status.IDLE}
         rows = [row for row, slot in enumerate(batch.slots) if batch.done[row] and slot in slots_up]
         slots = [batch.slots[row] for row in rows]
         if not slots:
@@ -460,45 +332,10 @@ class EnvPool:
                 array[row] = first.observation[name][position]
             batch.task_descriptions[row] = first.task_descriptions[position]
 
-    def _wait(self, calls: Sequence[Call]) -> None:
-        pump = self._crew.pump
-        for call in calls:
-            while not call.done:
-                pump()
-
-    def _result(self, call: Call) -> StepResult:
-        slot, count, data = call.slot, call.count, self._data
-        copy = self._config.copy_observations
-        return StepResult(
-            slot=slot,
-            observation={name: rows[slot].copy() if copy else rows[slot] for name, rows in data.observation.items()},
-            task_description=self._tasks[slot],
-            rewards=data.rewards[slot, :count].copy(),
-            terminated=data.terminated[slot, :count].copy(),
-            truncated=data.truncated[slot, :count].copy(),
-            valid=data.valid[slot, :count].copy(),
-            metrics={name: data.metrics[slot, :count, i].copy() for i, name in enumerate(self.spec.metrics)},
-            done=not self._ledger.is_open(slot),
-            failure=self._failures.get(slot),
-        )
-
-    def _batch(self, chosen: list[int], count: int) -> Batch:
-        data = self._data
-        rows: Any = slice(None) if chosen is self._everyone else chosen
-        copy = self._config.copy_observations and rows == slice(None)  # indexing by a list copies already
-        seen = {name: array[rows].copy() if copy else array[rows] for name, array in data.observation.items()}
-        return Batch(
-            slots=list(chosen),
-            observation=seen,
-            task_descriptions=[self._tasks[slot] for slot in chosen],
-            rewards=data.rewards[rows, :count].copy(),
-            terminated=data.terminated[rows, :count].copy(),
-            truncated=data.truncated[rows, :count].copy(),
-            valid=data.valid[rows, :count].copy(),
-            metrics={name: data.metrics[rows, :count, i].copy() for i, name in enumerate(self.spec.metrics)},
-            done=np.fromiter((not self._ledger.is_open(slot) for slot in chosen), bool, len(chosen)),
-            failures={slot: self._failures[slot] for slot in chosen if slot in self._failures},
-        )
+    def _refuse_storm(self, slot: int) -> None:
+        failure = self._desk.failures.get(slot)
+        if failure is not None and failure.kind == "storm":
+            raise RestartStormError(str(failure))
 
 
 def _factories(factory: EnvFactory | Sequence[EnvFactory], num_envs: int | None) -> list[EnvFactory]:

@@ -89,6 +89,7 @@ class Slot:
         budget: Failures in a row.
         hang: Verdict on a worker that is about to be killed for not answering.
         raised: The worker's own error, if it reported one before it ended.
+        cut_off: It is not listened to any more, because it is ending.
         leaving: The worker was told to end.
         starts: Processes started for this slot.
     """
@@ -105,6 +106,7 @@ class Slot:
         self.restart_at = 0.0
         self.hang: tuple[FailureKind, str] | None = None
         self.raised: tuple[str, str, str] | None = None
+        self.cut_off = False
         self.leaving = False
         self.starts = 0
 

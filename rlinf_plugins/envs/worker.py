@@ -3,14 +3,13 @@
 import os
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
 from rlinf_plugins.core.errors import EnvContractError, SnapshotError
-from rlinf_plugins.core.supervision import pack, trim_output, unpack
+from rlinf_plugins.core.supervision import Channel, pack, trim_output, unpack
 from rlinf_plugins.envs.board import Board, Data, Phase
 from rlinf_plugins.envs.config import PoolConfig
 from rlinf_plugins.envs.episode import Episode
@@ -23,13 +22,13 @@ DONE = pack(("done", None))
 """The usual answer, compared as bytes so that the pool need not decode it."""
 
 
-def serve(connection: Connection, slot: int, slots: int, payload: int, board: int, data: int) -> None:
+def serve(channel: Channel, slot: int, slots: int, payload: int, board: int, data: int) -> None:
     """Run the worker of ``slot`` out of ``slots``.
 
     ``payload``, ``board`` and ``data`` are descriptors of anonymous files: the pickled factory and configuration, and
     the two shared memories.
     """
-    worker = _EnvWorker(connection, slot, slots, Board(board, slots), data)
+    worker = _EnvWorker(channel, slot, slots, Board(board, slots), data)
     try:
         worker.start(os.pread(payload, os.fstat(payload).st_size, 0))
         worker.serve()
@@ -38,12 +37,12 @@ def serve(connection: Connection, slot: int, slots: int, payload: int, board: in
     except BaseException as error:  # SystemExit too: a simulator that asks a question on stdin ends that way
         text = "".join(traceback.format_exception(error))
         message = f"{type(error).__name__}: {error}"
-        connection.send_bytes(pack(("raised", (type(error).__name__, message, text))))
+        channel.send(pack(("raised", (type(error).__name__, message, text))))
 
 
 class _EnvWorker:
-    def __init__(self, connection: Connection, slot: int, slots: int, board: Board, data_fd: int) -> None:
-        self._connection = connection
+    def __init__(self, channel: Channel, slot: int, slots: int, board: Board, data_fd: int) -> None:
+        self._channel = channel
         self._slot = slot
         self._slots = slots
         self._board = board
@@ -61,8 +60,8 @@ class _EnvWorker:
         spec.validate()
         if config.preflight:
             self._preflight(spec)
-        self._connection.send_bytes(pack(("hello", spec)))
-        self._connection.recv_bytes()  # the pool has sized the memory
+        self._channel.send(pack(("hello", spec)))
+        self._channel.recv()  # the pool has sized the memory
         self._map(Data(self._data_fd, spec, self._slots, config.max_chunk), spec)
         self._recorder: Recorder | None = make_recorder(config.video, spec, self._slot)
 
@@ -100,11 +99,11 @@ class _EnvWorker:
         }
         while True:
             self._board.phase[self._slot] = Phase.IDLE
-            name, argument = unpack(self._connection.recv_bytes())
+            name, argument = unpack(self._channel.recv())
             if name == "close":
                 self._close()
                 return
-            self._connection.send_bytes(commands[name](argument))
+            self._channel.send(commands[name](argument))
 
     def _reset(self, initial: InitialState) -> bytes:
         self._board.enter(self._slot, Phase.RESET)
