@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+import msgspec
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from rlinf_plugins.core.clock import monotonic
-from rlinf_plugins.core.errors import LockServiceError, LockTimeoutError
+from rlinf_plugins.core.errors import DeviceSetError, LockServiceError, LockTimeoutError
 from rlinf_plugins.scheduler.lock.fence import Fence, Permit
 from rlinf_plugins.scheduler.lock.manager import INF, PLAIN
 from rlinf_plugins.scheduler.lock.ray_host import LockOptions
@@ -43,7 +44,10 @@ class DeviceLock:
     ) -> None:
         self._actor = actor
         self._fence = fence
-        options: LockOptions = _get(actor.options.remote())
+        options: LockOptions
+        options, names = _get(actor.introduce.remote())
+        self._bits = {name: 1 << index for index, name in enumerate(names)}
+        self._sets: dict[frozenset[str], int] = {}
         self._ttl = options.ttl_s
         self._session = Session(name, options.ttl_s, self._beat, on_lost)
 
@@ -70,15 +74,23 @@ class DeviceLock:
             LockTimeoutError: They were not free in time; the message says who holds them.
             LockCancelledError: The request was withdrawn, or the lock took this process for dead.
             LockServiceError: The lock cannot be reached.
+            NotFreedError: Another process is in the middle of a move on a device and does not finish.
             UnknownDeviceError, DeviceSetError, ExceedsCapacityError, HoldAndWaitError: The request is refused.
         """
-        who, sent, ref = self._ask(devices, owner, shared, nbytes, priority, timeout_s)
+        claim, sent, ref = self._ask(devices, owner, shared, nbytes, priority, timeout_s)
         try:
-            lease = _get(ref, None if timeout_s == INF else timeout_s + self._ttl)
+            token: int = _get(ref, None if timeout_s == INF else timeout_s + self._ttl)
         except (KeyboardInterrupt, LockServiceError):
-            self._actor.withdraw.remote(who, self._session.entries(who))
+            self._actor.withdraw.remote(claim.owner, self._session.entries(claim.owner))
             raise
-        return self._enter(lease, sent)
+        lease = self._enter(claim, token, sent)
+        if self._fence is not None:
+            try:
+                self._fence.seal(_permit_of(lease))
+            except BaseException:
+                self.release(lease)
+                raise
+        return lease
 
     def release(self, lease: Lease) -> bool:
         """Leave ``lease`` once; True if its devices are free again.
@@ -119,13 +131,20 @@ class DeviceLock:
         timeout_s: float = INF,
     ) -> Lease:
         """As :meth:`acquire`. A cancelled wait leaves no trace in the queue."""
-        who, sent, ref = self._ask(devices, owner, shared, nbytes, priority, timeout_s)
+        claim, sent, ref = self._ask(devices, owner, shared, nbytes, priority, timeout_s)
         try:
-            lease = await _aget(ref, None if timeout_s == INF else timeout_s + self._ttl)
+            token: int = await _aget(ref, None if timeout_s == INF else timeout_s + self._ttl)
         except (asyncio.CancelledError, LockServiceError):
-            self._actor.withdraw.remote(who, self._session.entries(who))
+            self._actor.withdraw.remote(claim.owner, self._session.entries(claim.owner))
             raise
-        return self._enter(lease, sent)
+        lease = self._enter(claim, token, sent)
+        if self._fence is not None:
+            try:
+                await asyncio.to_thread(self._fence.seal, _permit_of(lease))  # may wait for another process's move
+            except BaseException:
+                await self.arelease(lease)
+                raise
+        return lease
 
     async def arelease(self, lease: Lease) -> bool:
         """As :meth:`release`."""
@@ -172,22 +191,46 @@ class DeviceLock:
 
     def _ask(
         self, devices: Iterable[str], owner: str, shared: bool, nbytes: int, priority: Priority, timeout_s: float
-    ) -> tuple[str, float, Any]:
+    ) -> tuple[Lease, float, Any]:
+        """Send a request. Returns the lease it will be, without its token; the time of sending; the reply to come."""
+        if nbytes and not shared:
+            raise DeviceSetError("an exclusive claim has its devices to itself: nbytes is for shared claims")
         self._session.start()
-        who, sent = self._session.owner(owner), monotonic()
-        ref = self._actor.acquire.remote(who, self._session.id, frozenset(devices), shared, nbytes, priority, timeout_s)
-        return who, sent, ref
+        names = devices if isinstance(devices, frozenset) else frozenset(devices)
+        claim = Lease(0, self._session.owner(owner), self._session.id, names, shared, nbytes)
+        sent = monotonic()
+        ref = self._actor.acquire.remote(
+            claim.owner,
+            claim.session,
+            self._encoded(names),
+            nbytes if shared else None,
+            None if priority is PLAIN else priority,
+            timeout_s,
+        )
+        return claim, sent, ref
 
-    def _enter(self, lease: Lease, sent: float) -> Lease:
+    def _encoded(self, names: frozenset[str]) -> int | frozenset[str]:
+        bits = self._sets.get(names)
+        if bits is None:
+            if not names or not names <= self._bits.keys():
+                return names  # the lock's refusal says what is wrong with it
+            bits = self._sets[names] = sum(self._bits[name] for name in names)
+        return bits
+
+    def _enter(self, claim: Lease, token: int, sent: float) -> Lease:
+        # An inner entry has the token, and the devices, of the outer one.
+        lease = self._session.held(token) or msgspec.structs.replace(claim, token=token)
         self._session.heard(sent)
         self._session.entered(lease)
-        if self._fence is not None:
-            self._fence.seal(Permit(dict.fromkeys(lease.devices, lease.token), lease.owner))
         return lease
 
     def _beat(self, session: str, held: list[Held]) -> frozenset[int]:
         alive: frozenset[int] = _get(self._actor.beat.remote(session, held), self._ttl)
         return alive
+
+
+def _permit_of(lease: Lease) -> Permit:
+    return Permit(dict.fromkeys(lease.devices, lease.token), lease.owner)
 
 
 def _get(ref: Any, timeout_s: float | None = None) -> Any:

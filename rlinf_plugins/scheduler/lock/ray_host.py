@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 import ray
 
-from rlinf_plugins.scheduler.lock.manager import LockManager
+from rlinf_plugins.scheduler.lock.manager import PLAIN, LockManager
 from rlinf_plugins.scheduler.lock.service import Held, LockService
-from rlinf_plugins.scheduler.lock.types import Lease, LockState, Priority
+from rlinf_plugins.scheduler.lock.types import LockState, Priority
 
 ACTOR_NAME = "rlinf-device-lock"
 _STALL_FRACTION = 0.25
+_CACHED_SETS = 4096
 
 
 class LockOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +34,8 @@ class LockActor:
     def __init__(self, capacity: Mapping[str, int], options: LockOptions) -> None:
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
         self._options = options
+        self._names = tuple(capacity)
+        self._sets: dict[int, frozenset[str]] = {}
         self._service = LockService(
             LockManager(
                 capacity,
@@ -45,30 +48,51 @@ class LockActor:
             )
         )
 
-    async def options(self) -> LockOptions:
-        """Return how the lock behaves."""
-        return self._options
+    async def introduce(self) -> tuple[LockOptions, tuple[str, ...]]:
+        """Return how the lock behaves and the devices in the order of their bits."""
+        return self._options, self._names
 
     async def acquire(
         self,
         owner: str,
         session: str,
-        devices: frozenset[str],
-        shared: bool,
-        nbytes: int,
-        priority: Priority,
+        devices: int | frozenset[str],
+        shared_nbytes: int | None,
+        priority: Priority | None,
         timeout_s: float,
-    ) -> Lease:
-        """See :meth:`LockService.acquire`."""
-        return await self._service.acquire(
+    ) -> int:
+        """See :meth:`LockService.acquire`. Everything is as small as it can be, since pickling is most of a call.
+
+        Args:
+            owner: Who asks.
+            session: Whose heartbeats keep the claim alive.
+            devices: A bit for each device, or names if some are not devices of this lock.
+            shared_nbytes: Bytes of a shared claim; None for an exclusive one.
+            priority: Place in the queue; None for the plain one.
+            timeout_s: Longest wait.
+
+        Returns:
+            The lease's token; the rest the caller knows.
+        """
+        lease = await self._service.acquire(
             owner,
-            devices,
-            shared=shared,
-            nbytes=nbytes,
-            priority=priority,
+            devices if isinstance(devices, frozenset) else self._set_of(devices),
+            shared=shared_nbytes is not None,
+            nbytes=shared_nbytes or 0,
+            priority=priority or PLAIN,
             timeout_s=timeout_s,
             session=session,
         )
+        return lease.token
+
+    def _set_of(self, bits: int) -> frozenset[str]:
+        devices = self._sets.get(bits)
+        if devices is None:
+            devices = frozenset(name for index, name in enumerate(self._names) if bits >> index & 1)
+            if len(self._sets) >= _CACHED_SETS:
+                self._sets.clear()
+            self._sets[bits] = devices
+        return devices
 
     async def release(self, token: int, owner: str) -> bool:
         """See :meth:`LockService.release`."""

@@ -58,6 +58,11 @@ class Session:
         with self._lock:
             return sum(count for lease, count in self._held.values() if lease.owner == owner)
 
+    def held(self, token: int) -> Lease | None:
+        """Return the lease with ``token``, if it is held."""
+        with self._lock:
+            return self._held[token][0] if token in self._held else None
+
     def start(self) -> None:
         """Begin to send heartbeats; a waiting request needs them as much as a lease."""
         with self._lock:

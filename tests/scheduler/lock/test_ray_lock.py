@@ -27,7 +27,7 @@ def lock_actor(ray_session):
     from rlinf_plugins.scheduler.lock.ray_host import LockOptions, start_lock
 
     actor = start_lock({"d0": 10, "d1": 10}, options=LockOptions(ttl_s=TTL), name=f"lock-{uuid.uuid4().hex}")
-    ray_session.get(actor.options.remote())
+    ray_session.get(actor.introduce.remote())
     yield actor
     ray_session.kill(actor, no_restart=True)
 
@@ -114,6 +114,14 @@ def test_errors_arrive_as_they_are(client):
         client.release(lease)
 
 
+def test_inner_entries_have_the_outer_ones_lease(client):
+    with client.hold(["d0", "d1"]) as outer:
+        with client.hold(["d1"]) as inner:
+            assert inner == outer
+        assert client.state().holders[0].count == 1
+    assert client.state().holders == ()
+
+
 async def test_awaited_calls_and_cancelled_waits(client):
     lease = await client.aacquire(["d0"])
     waiting = asyncio.ensure_future(client.aacquire(["d0", "d1"], owner="other"))
@@ -128,6 +136,21 @@ async def test_awaited_calls_and_cancelled_waits(client):
     async with client.ahold(["d0", "d1"], owner="other"):
         pass
     assert (await client.astate()).holders == ()
+
+
+async def test_a_lease_that_the_fence_refuses_is_given_back(lock_actor, tmp_path):
+    from rlinf_plugins.scheduler.lock.client import DeviceLock
+    from rlinf_plugins.scheduler.lock.fence import FileFence, Permit
+
+    fence = FileFence(tmp_path)
+    fence.seal(Permit({"d0": 2**62}, "a later job"))
+    client = DeviceLock(lock_actor, "driver", fence=fence)
+    with pytest.raises(StaleTokenError, match="was there already"):
+        client.acquire(["d0"])
+    with pytest.raises(StaleTokenError, match="was there already"):
+        await client.aacquire(["d0"])
+    assert client.state().holders == ()
+    client.close()
 
 
 def test_a_lease_outlives_many_ttls_by_its_heartbeats(client):

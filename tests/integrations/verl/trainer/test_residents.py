@@ -17,6 +17,7 @@ from rlinf_plugins.scheduler.lock.local import LocalLock
 from rlinf_plugins.scheduler.lock.resident import Resident
 from rlinf_plugins.scheduler.lock.switcher import Switcher
 from rlinf_verl.trainer import worker_side
+from rlinf_verl.trainer.all_replicas import AllReplicas
 from rlinf_verl.trainer.replica_residents import Replica, ReplicaCache, ReplicaWeights, refill_through
 from rlinf_verl.trainer.residents import EngineResident, WorkingRoom, servable
 
@@ -290,6 +291,37 @@ async def test_replica_and_actor_take_turns_on_one_device(rig):
     async with switcher.use("kv"):
         assert not switcher.is_on("actor")
     assert switcher.budget.used("d0") == 70
+
+
+async def test_all_replicas_wake_by_a_weight_sync(rig):
+    class Manager:
+        def sleep_replicas(self):
+            asyncio.run(asyncio.sleep(0))  # as veRL's decorator does; fails on a running loop
+            rig.log.append("sleep_replicas")
+
+        def update_weights(self, global_steps):
+            asyncio.run(asyncio.sleep(0))
+            rig.log.append(("update_weights", global_steps))
+
+    version = iter(range(7, 100))
+    replicas = AllReplicas(
+        "rollout", Manager(), rig.workers, ["d0", "d1"], 60, lambda: next(version), fence_folder=rig.folder
+    )
+    assert isinstance(replicas, Resident)
+    capacity = {"d0": 100, "d1": 100}
+    switcher = Switcher(LocalLock(capacity), capacity)
+    await switcher.add(replicas)
+    for training in rig.training:
+        worker_side._SENT_OFF.add(training)
+    await switcher.add(engine_of(rig))
+    for name in ("rollout", "actor", "rollout"):
+        async with switcher.use(name):
+            pass
+    moves = ["sleep_replicas", *[("to", "device", True, True, True)] * 2]
+    assert rig.log == [*moves, *[("to", "cpu", True, True, True)] * 2, ("update_weights", 7)]
+    rig.fence.seal(Permit({"d0": 10**9}, "heir"))
+    with pytest.raises(StaleTokenError):
+        await replicas.offload(PERMIT)
 
 
 def test_a_freed_device_serves_only_groups_that_lie_wholly_on_freed_devices():
