@@ -116,8 +116,9 @@ class Slot:
         self.deadline = now + seconds
 
     def answered(self) -> None:
-        """Stop waiting for the worker."""
+        """Stop waiting for the worker; it answered after all if it was given up on just now."""
         self.deadline = None
+        self.hang = None
 
     def waits_long(self, now: float) -> bool:
         """Return whether the worker has used at least half of its time without an answer."""

@@ -32,12 +32,16 @@ def serve(channel: Channel, slot: int, slots: int, payload: int, board: int, dat
     try:
         worker.start(os.pread(payload, os.fstat(payload).st_size, 0))
         worker.serve()
-    except EOFError:
-        return  # the pool has gone
+    except _PoolGoneError:
+        return
     except BaseException as error:  # SystemExit too: a simulator that asks a question on stdin ends that way
         text = "".join(traceback.format_exception(error))
         message = f"{type(error).__name__}: {error}"
         channel.send(pack(("raised", (type(error).__name__, message, text))))
+
+
+class _PoolGoneError(Exception):
+    """The other end of the channel is closed; not an EOFError, which a simulator's question on stdin raises."""
 
 
 class _EnvWorker:
@@ -61,9 +65,15 @@ class _EnvWorker:
         if config.preflight:
             self._preflight(spec)
         self._channel.send(pack(("hello", spec)))
-        self._channel.recv()  # the pool has sized the memory
+        self._receive()  # the pool has sized the memory
         self._map(Data(self._data_fd, spec, self._slots, config.max_chunk), spec)
         self._recorder: Recorder | None = make_recorder(config.video, spec, self._slot)
+
+    def _receive(self) -> bytes:
+        try:
+            return self._channel.recv()
+        except EOFError as error:
+            raise _PoolGoneError from error
 
     def _preflight(self, spec: EnvSpec) -> None:
         self._board.enter(self._slot, Phase.FIRST_RESET)
@@ -99,7 +109,7 @@ class _EnvWorker:
         }
         while True:
             self._board.phase[self._slot] = Phase.IDLE
-            name, argument = unpack(self._channel.recv())
+            name, argument = unpack(self._receive())
             if name == "close":
                 self._close()
                 return

@@ -173,6 +173,12 @@ def _spend(seconds: float, busy: bool) -> None:
         pass
 
 
+def _sleep_holding_gil() -> None:
+    libc = ctypes.PyDLL(None)
+    while True:  # a signal ends one sleep
+        libc.sleep(3600)
+
+
 def _raise() -> None:
     raise ValueError("the simulator is out of sorts")
 
@@ -183,7 +189,7 @@ _POISONS: dict[str, Callable[[], Any]] = {
     "exit": lambda: sys.exit(3),
     "raise": _raise,
     "hang": lambda: time.sleep(3600),
-    "hang_holding_gil": lambda: ctypes.PyDLL(None).sleep(3600),
+    "hang_holding_gil": _sleep_holding_gil,
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "ask": lambda: input("download the asset? [y/n] "),
 }
