@@ -412,3 +412,24 @@ def test_one_found_on_a_device_is_booked_as_it_is(make_rig):
         await rig.switcher.close()
 
     run(main())
+
+
+def test_one_that_is_taken_into_use_while_others_leave_is_left_alone(make_rig):
+    async def main():
+        rig = make_rig()
+        await rig.add("busy", 2 * GB, devices=("d0",))
+        for name in ("first", "second"):
+            await rig.add(name, 4 * GB, devices=("d1",))
+            await work(rig, name)
+        await rig.add("wide", 8 * GB, devices=("d0", "d1"))
+        busy = asyncio.ensure_future(work(rig, "busy", seconds=100))
+        await asyncio.sleep(3)
+        wide = asyncio.ensure_future(work(rig, "wide"))  # waits for d0; is prefetched, for which both must leave d1
+        await asyncio.sleep(1)
+        (other,) = [name for name in ("first", "second") if rig.switcher.is_on(name)]
+        async with rig.switcher.use(other):
+            await asyncio.sleep(50)
+            assert rig.devices.held("d1", other) == 4 * GB, "it was taken off while it was used"
+        await asyncio.gather(busy, wide)
+
+    run(main())
