@@ -74,6 +74,14 @@ def our_server(corpus: Path, index: Path, *extra: str) -> Iterator[tuple[str, ps
         yield found
 
 
+@contextmanager
+def serial_server(corpus: Path, index: Path, kind: str, model: str | None) -> Iterator[tuple[str, psutil.Process]]:
+    """Run the peer's kind of server, which searches inside its event loop."""
+    script = str(Path(__file__).with_name("serial_server.py"))
+    with process([script, str(corpus), str(index), kind, *([model] if model else [])], "http") as found:
+        yield found
+
+
 def cpu_seconds(server: psutil.Process) -> float:
     """CPU time a process has used."""
     times = server.cpu_times()

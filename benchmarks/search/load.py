@@ -1,16 +1,19 @@
 """Bursts and think time against one server: the pool in Ray actors, the pool in process, and two peers.
 
-Usage: python benchmarks/search/load.py [bm25 | dense ENCODER_FOLDER]
+Usage: python benchmarks/search/load.py ours|serial [bm25 | dense ENCODER_FOLDER]
+The first word names the server that all of them call: ours, which batches by itself, or the serial kind users have.
 """
 
 import asyncio
 import os
+import statistics
 import sys
 import tempfile
 from pathlib import Path
 
+import psutil
 import ray
-from common import CORPUS, burst, cpu_seconds, distinct_queries, our_server, think, with_duplicates
+from common import CORPUS, burst, cpu_seconds, distinct_queries, our_server, serial_server, think, with_duplicates
 from peers import rlinf_search_worker, verl_search_tool
 
 from rlinf_plugins.tools.cache import CacheConfig
@@ -21,7 +24,8 @@ from rlinf_plugins.tools.queries import QueryTool
 from rlinf_plugins.tools.results import Query
 from rlinf_plugins.tools.service import ServiceConfig, ToolService
 
-SIZE = 600
+SIZE = 300
+ROUNDS = 3
 LONG = PoolConfig(timeout_s=120.0, attempt_timeout_s=60.0)
 """Nothing may time out here: peers would be asked for less work than we are."""
 
@@ -40,24 +44,51 @@ def caller(pool: object):
     return call
 
 
-def show(title: str, result: dict[str, float], server_cpu: float, calls: int) -> None:
-    print(
-        f"{title:34s} {result['rps']:8.0f} req/s  p50 {result['p50']:8.1f} ms  p99 {result['p99']:8.1f} ms"
-        f"  server {1e3 * server_cpu / calls:6.2f} CPU ms/query",
-        flush=True,
-    )
+class Meter:
+    """CPU time of everything that takes part: this process, its Ray actors, the server."""
+
+    def __init__(self, server: psutil.Process) -> None:
+        workers = [p for p in psutil.Process().children(recursive=True) if p.name().startswith("ray::")]
+        self._clients = [psutil.Process(), *workers]
+        self._server = server
+
+    def read(self) -> tuple[float, float]:
+        """Return CPU seconds so far: clients, server."""
+        return sum(map(cpu_seconds, self._clients)), cpu_seconds(self._server)
 
 
-async def main(kind: str, *extra: str) -> None:
+async def compare(title: str, ways: dict, meter: Meter, load) -> None:
+    """Run ``load`` on every way in turn, several rounds, and print the medians."""
+    print(f"\n{title}")
+    rows: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+    for _ in range(ROUNDS):
+        for name, call in ways.items():
+            before = meter.read()
+            result = await load(call)
+            after = meter.read()
+            cpu = [1e3 * (b - a) / SIZE for a, b in zip(before, after, strict=True)]
+            rows[name].append(result | {"client": cpu[0], "server": cpu[1]})
+    for name, results in rows.items():
+        middle = {key: statistics.median(r[key] for r in results) for key in results[0]}
+        print(
+            f"{name:28s} {middle['rps']:7.0f} req/s  p50 {middle['p50']:8.1f} ms  p99 {middle['p99']:8.1f} ms"
+            f"  CPU ms/call: client {middle['client']:6.2f}, server {middle['server']:5.2f}",
+            flush=True,
+        )
+
+
+async def main(kind: str, server_kind: str, model: str | None) -> None:
     """Run every load on every way of calling, the peers and ours in turn."""
     index = Path(os.environ.get("INDEX", tempfile.mkdtemp()))
-    queries = distinct_queries(CORPUS, 40 * SIZE)
+    queries = distinct_queries(CORPUS, 80 * SIZE)
     fresh = iter(queries)
 
     def take(count: int, share: float) -> list[str]:
         return with_duplicates([next(fresh) for _ in range(count)], count, share)
 
-    with our_server(CORPUS, index, *extra) as (url, server):
+    extra = ["--retriever", "dense", "--option", f"encoder.model={model}"] if model else []
+    serving = our_server(CORPUS, index, *extra) if server_kind == "ours" else serial_server(CORPUS, index, kind, model)
+    with serving as (url, server):
         target = f"{url}/retrieve"
         peers = {"old veRL SearchTool": verl_search_tool(target), "RLinf": rlinf_search_worker(target)}
         in_process = ToolPool(HttpSearchTool(HttpConfig(url=url)), LONG)
@@ -72,19 +103,14 @@ async def main(kind: str, *extra: str) -> None:
         }
         for call in ways.values():  # starts actors and connections
             await burst(call, take(20, 0.0))
-        size = SIZE if kind == "bm25" else SIZE // 2
+        meter = Meter(server)
         for share in (0.0, 0.6):
-            print(f"\nburst of {size}, {share:.0%} duplicates")
-            for title, call in ways.items():
-                before = cpu_seconds(server)
-                result = await burst(call, take(size, share))
-                show(title, result, cpu_seconds(server) - before, size)
+            title = f"burst of {SIZE}, {share:.0%} duplicates"
+            await compare(title, ways, meter, lambda call, share=share: burst(call, take(SIZE, share)))
+        clients = CLIENTS[kind]
         for share in (0.0, 0.6):
-            print(f"\nthink time 0.3 s, {CLIENTS[kind]} clients, {share:.0%} duplicates")
-            for title, call in ways.items():
-                before = cpu_seconds(server)
-                result = await think(call, take(size, share), CLIENTS[kind], 0.3)
-                show(title, result, cpu_seconds(server) - before, size)
+            title = f"think time 0.3 s, {clients} clients, {share:.0%} duplicates"
+            await compare(title, ways, meter, lambda call, share=share: think(call, take(SIZE, share), clients, 0.3))
         await in_process.close()
         await no_cache.close()
 
@@ -92,8 +118,7 @@ async def main(kind: str, *extra: str) -> None:
 CLIENTS = {"bm25": 32, "dense": 16}
 
 if __name__ == "__main__":
-    arguments = sys.argv[1:] or ["bm25"]
-    extra = ["--retriever", "dense", "--option", f"encoder.model={arguments[1]}"] if arguments[0] == "dense" else []
+    server_name, kind_name, model_folder = (*sys.argv[1:], None, None)[:3]
     ray.init(num_cpus=8, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
-    asyncio.run(main(arguments[0], *extra))
+    asyncio.run(main(kind_name or "bm25", server_name or "ours", model_folder))
     ray.shutdown()

@@ -30,8 +30,10 @@ def main(corpus: str, index: str, kind: str, model: str | None = None) -> None:
         rows = [[{"document": {"id": p.id, "contents": p.contents}, "score": p.score} for p in ps] for ps in found]
         return {"result": rows}
 
-    with socket.socket() as listener:
+    # The protocol is named because asyncio turns Nagle's algorithm off only where it is, and 40 ms would be the peer's.
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
+        listener.listen(1024)  # from now on connections wait for the server instead of being refused
         print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
         uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(sockets=[listener])
 

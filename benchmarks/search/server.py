@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import aiohttp
-from common import CORPUS, cpu_seconds, distinct_queries, our_server, percentile, process
+from common import CORPUS, cpu_seconds, distinct_queries, our_server, percentile, serial_server
 
 CLIENTS = 64
 
@@ -41,14 +41,8 @@ def main(kind: str, model: str | None) -> None:
     index = Path(os.environ.get("INDEX", tempfile.mkdtemp()))
     extra = ["--retriever", "dense", "--option", f"encoder.model={model}"] if kind == "dense" else []
     queries = distinct_queries(CORPUS, 7 * size)
-    serial = [
-        str(Path(__file__).with_name("serial_server.py")),
-        str(CORPUS),
-        str(index),
-        kind,
-        *([model] if model else []),
-    ]
-    with our_server(CORPUS, index, *extra) as (our_url, our_process), process(serial, "http") as (url, peer_process):
+    ours, serial = our_server(CORPUS, index, *extra), serial_server(CORPUS, index, kind, model)
+    with ours as (our_url, our_process), serial as (url, peer_process):
         for turn in range(3):
             for title, target, server in (("serial", url, peer_process), ("ours", our_url, our_process)):
                 chunk = [queries.pop() for _ in range(size)]

@@ -37,7 +37,7 @@ def script(rng: random.Random):
                 Response(status=500),
                 Response(status=503),
                 Response(body=b"<html>"),
-                Response(body=passages(["x"])),
+                Response(body=passages([*queries, "x"])),
             ]
             return rng.choice(kinds)
         return Response(body=passages(queries), delay_s=0.2 if draw < 0.26 else 0.0)

@@ -17,7 +17,6 @@ from rlinf_plugins.core.errors import ConfigError
 from rlinf_plugins.core.extras import require
 from rlinf_plugins.tools.batching import BatchConfig
 from rlinf_plugins.tools.breaker import BreakerConfig
-from rlinf_plugins.tools.cache import CacheConfig
 from rlinf_plugins.tools.pool import ToolPool
 from rlinf_plugins.tools.pool_config import PoolConfig
 from rlinf_plugins.tools.results import Failure, FailureKind, Outcome
@@ -145,7 +144,7 @@ class ToolService(Generic[Request, Value]):
             single_flight=pool.single_flight,
             weights=pool.weights,
             batch=config.batch,
-            cache=CacheConfig(entries=0),
+            cache=pool.cache,  # a group's trajectories share a worker: most repeats need no hop at all
             retry=RetryConfig(retries=2, base_s=0.2, cap_s=2.0),
             breaker=BreakerConfig(failures=0),
         )

@@ -264,7 +264,12 @@ async def test_soak_no_lost_or_crossed_reply(seed):
             return Response(never=True)
         if draw < 0.06:
             return rng.choice(
-                [Response(status=500), Response(status=503), Response(body=b"<html>"), Response(body=passages(["x"]))]
+                [
+                    Response(status=500),
+                    Response(status=503),
+                    Response(body=b"<html>"),
+                    Response(body=passages([*queries, "x"])),
+                ]
             )
         return Response(body=passages(queries), delay_s=0.05 if draw < 0.26 else 0.0)
 
