@@ -1,4 +1,4 @@
-"""Two residents take turns on one device that holds only one of them; runs anywhere, in about a second.
+"""Three residents take turns on a device that cannot hold all of them; runs anywhere, in about a second.
 
 python examples/lock.py
 """
