@@ -4,8 +4,8 @@ Sources, by number:
 [1] RLinf repository at commit a3816b5, tests/unit_tests/test_auto_placement.py, lines 41-67 (math: 16 nodes of 8, group
     16, 4 mini-batches, batch 512, actor 101 s, rollout 224 s, inference 10 s, 128 running requests a replica)
     and lines 83-124 (LIBERO and ManiSkill: seconds by environments an instance, 4 devices, actor 100 s).
-[2] The same repository, toolkits/auto_placement/node.py, lines 90-111: how its authors scale a Megatron component's time
-    from the largest device count, t(n) = t(N) s / (1 + min(0.9, max(s / 10, 0.1))) with s = N / n.
+[2] The same repository, toolkits/auto_placement/node.py, lines 90-111: how its authors scale a Megatron component's
+    time from the largest device count, t(n) = t(N) s / (1 + min(0.9, max(s / 10, 0.1))) with s = N / n.
 [3] RLinf, "Flexible and Efficient Large-scale Reinforcement Learning via Macro-to-Micro Flow Transformation",
     arXiv:2509.15965: workloads, cluster sizes and which mode won (Qwen3-30B-A3B: batch 1536, sequences of 20480).
 Whatever is in neither is an assumption and says so in the profile's ``sources``.

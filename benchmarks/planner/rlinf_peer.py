@@ -1,8 +1,8 @@
 """RLinf's own placement tool as a peer: loaded from a checkout outside this repository, fed with our profiles.
 
 Only its search runs (``toolkits/auto_placement``); cluster and configuration classes it imports are stood in for, and
-each component's cost is a table. ``mended`` lifts the upper end of its split loop by one, so that the last stage may get
-a single device.
+each component's cost is a table. ``mended`` lifts the upper end of its split loop by one, so that the last stage may
+get a single device.
 """
 
 import sys

@@ -82,11 +82,13 @@ class SplitProblem:
         """Return the best split whose seconds are below ``upper``; None where there is none."""
         if not self.feasible:
             return None
+        windows = list(self._low), list(self._high)
         best = self._climb()
         if best.seconds >= upper * (1 - TINY):
             best = Split(upper, ())
         if self._narrow(best.seconds):
             best = self._search(best)
+        self._low, self._high = windows  # the next bound asked for may be a higher one
         return best if best.rows else None
 
     def counts(self, split: Split) -> tuple[int, ...]:

@@ -233,8 +233,6 @@ import json, sys
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-ray.init(num_cpus=40, num_gpus=8, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False,
-         object_store_memory=100 * 1024**2, configure_logging=False)
 sys.path.insert(0, sys.argv[1])
 from test_placement import EIGHT, published
 from rlinf_verl.placement import bundles, carve, layout, resource_pool_manager
@@ -247,6 +245,9 @@ class Seat:
 
 out = {}
 for name, plan in published().items():
+    # A session each: Ray reports what a removed group frees only after a while.
+    ray.init(num_cpus=40, num_gpus=8, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False,
+             object_store_memory=100 * 1024**2, configure_logging=False)
     placed = layout(plan, EIGHT)
     check_resources(placed.pools, free_nodes(ray.nodes(), ray._private.state.available_resources_per_node()))
     manager = resource_pool_manager(placed)
@@ -254,7 +255,8 @@ for name, plan in published().items():
     pools = dict(manager.resource_pool_dict)
     if placed.rollout is not None:
         from verl.single_controller.ray import RayResourcePool
-        pools["rollout"] = RayResourcePool([placed.rollout[1]] * placed.rollout[0], name_prefix="rollout", max_colocate_count=3)
+        machines, each = placed.rollout
+        pools["rollout"] = RayResourcePool([each] * machines, name_prefix="rollout", max_colocate_count=3)
     parts = carve(pools["global_pool"], placed)
     found = {}
     for stage in plan.stages():
@@ -267,9 +269,7 @@ for name, plan in published().items():
         for seat in seats:
             ray.kill(seat)
     out[name] = found
-    for pool in pools.values():
-        for group in pool.get_placement_groups():
-            ray.util.remove_placement_group(group)
+    ray.shutdown()
 print("RESULT" + json.dumps(out))
 """
 

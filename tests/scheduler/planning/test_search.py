@@ -149,6 +149,18 @@ def test_lagrangian_pruning_changes_nothing(monkeypatch, seed):
         assert priced.seconds == pytest.approx(plain.seconds, rel=1e-9)
 
 
+def test_a_problem_refuted_below_a_low_bound_is_still_solved_below_a_higher_one(seed):
+    for number in range(10):
+        case = random_case(seed + number, max_stages=3)
+        model = CostModel(case.flow, case.cluster, case.profile)
+        for shape in phase_shapes(model, (1 << len(case.flow.blocks)) - 1):
+            fresh = SplitProblem(Phase(model, shape), model.totals).solve(math.inf)
+            used = SplitProblem(Phase(model, shape), model.totals)
+            if fresh is not None:
+                assert used.solve(fresh.seconds * 0.5) is None
+                assert used.solve(math.inf).seconds == pytest.approx(fresh.seconds, rel=1e-12)
+
+
 def test_bounds_never_exceed_the_optimum(seed):
     for number in range(20):
         case = random_case(seed + number, max_stages=3)
