@@ -1,4 +1,4 @@
-.PHONY: help python demo test test-fast lint lock doctor
+.PHONY: help python system demo test test-fast lint lock doctor
 PY = $$(bash scripts/env.sh)
 export OMP_NUM_THREADS ?= 1
 

@@ -1,13 +1,15 @@
 """Random flows, clusters and profiles for checking planners: small and nasty ones, and plausible ones."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import networkx as nx
+import numpy as np
 
 from rlinf_plugins.scheduler.cluster import Cluster, Node
 from rlinf_plugins.scheduler.flow import Edge, Flow, Loop, Stage
 from rlinf_plugins.scheduler.planning.constraints import Constraints
+from rlinf_plugins.scheduler.planning.draws import serve
 from rlinf_plugins.scheduler.planning.profile import (
     Fingerprint,
     Profile,
@@ -67,8 +69,14 @@ def random_case(seed: int, *, stages: int | None = None, max_stages: int = 5, ma
     return Case(flow, cluster, profile, Constraints(max_staleness=rng.choice([0, 0, 0, 1])))
 
 
-def plausible_case(seed: int, *, noise: float = 0.03) -> Case:
-    """Return a problem as users have them: three to five stages of post-training on 8 to 64 devices, dense samples."""
+def plausible_case(seed: int, *, noise: float = 0.03, tail: bool = False) -> Case:
+    """Return a problem as users have them: two to five stages of post-training on 8 to 64 devices, dense samples.
+
+    Args:
+        seed: Seed.
+        noise: Relative scatter of the samples.
+        tail: Whether the rollout is a serving engine with log-normal lengths whose samples are simulated calls.
+    """
     rng = random.Random(seed)
     devices = rng.choice([8, 16, 32, 64])
     items = rng.choice([64, 128, 256])
@@ -107,8 +115,26 @@ def plausible_case(seed: int, *, noise: float = 0.03) -> Case:
         )
         switch = SwitchSample(devices=1, onload_seconds=rng.uniform(0, 2), offload_seconds=rng.uniform(0, 1))
         stages[name] = StageProfile(samples=samples, switches=(switch,))
+        if tail and name == "rollout":
+            stages[name] = _served(rng, stages[name])
     profile = Profile(flow="plausible", fingerprint=Fingerprint.of(cluster), created=0.0, stages=stages)
     return Case(flow, cluster, profile, Constraints())
+
+
+def _served(rng: random.Random, stage: StageProfile) -> StageProfile:
+    """Replace the times of a stage by those of simulated serving calls."""
+    draw = np.random.default_rng(rng.randrange(2**32))
+    lengths = draw.lognormal(6.0, 0.8, size=400)
+    slots, step, token = rng.choice([0, 8, 32]), rng.uniform(0.004, 0.02), rng.uniform(0.0001, 0.001)
+    samples = tuple(
+        replace(
+            s,
+            seconds=float(serve(draw.choice(lengths, size=s.items), s.devices, slots, step, token).max()),
+        )
+        for s in stage.samples
+        for _ in range(4)  # maxima of a heavy tail scatter: a profile needs a dozen calls of each to know their mean
+    )
+    return replace(stage, samples=samples, lengths=tuple(lengths.tolist()), slots=slots)
 
 
 def _small_cluster(rng: random.Random, devices: int) -> Cluster:

@@ -2,7 +2,8 @@
 
     python tests/scheduler/channel/mutations.py
 
-Copies the package, applies one change at a time and runs the fast tests on the copy. Exits non-zero if a mutant survives.
+Copies the package, applies one change at a time and runs the fast tests on the copy. Exits non-zero if a mutant
+survives.
 """
 
 import os

@@ -23,12 +23,11 @@ from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 from verl.workers.engine.utils import detach_tree
 
-from rlinf_plugins.core.config import from_mapping
 from rlinf_plugins.core.errors import ConfigError
 from rlinf_plugins.models.openvla import ImageProcessor, OpenVLAForActionPrediction, load_policy, save_policy
 from rlinf_plugins.models.openvla.statistics import FILE as STATISTICS
 from rlinf_verl.vla.engine_rows import pack_outputs, read_inputs
-from rlinf_verl.vla.loss_value import ValueOptions, valid_values, value_loss
+from rlinf_verl.vla.loss_value import valid_values, value_loss, value_options
 
 MODEL_TYPE = "openvla"
 """``model.model_type``; veRL's engine configuration keeps the strategy's name, so the engine has a type of its own."""
@@ -69,9 +68,7 @@ class OpenVLAEngine(FSDPEngine):  # type: ignore[misc]
         super().__init__(model_config, engine_config, optimizer_config, checkpoint_config, **kwargs)
         hf_config = model_config.hf_config
         self._images = ImageProcessor(hf_config.image_resize_strategy, hf_config.image_sizes[0])
-        given = model_config.override_config
-        chosen = {name: given[name] for name in ValueOptions.names() if name in given}
-        self._value_options = from_mapping(ValueOptions, chosen, "actor_rollout_ref.model.override_config")
+        self._value_options = value_options(model_config.override_config)
 
     @property
     def policy(self) -> OpenVLAForActionPrediction:
@@ -87,7 +84,8 @@ class OpenVLAEngine(FSDPEngine):  # type: ignore[misc]
         return policy
 
     def _build_optimizer(self, module: torch.nn.Module) -> torch.optim.Optimizer:
-        head, rest = [], []
+        head: list[torch.nn.Parameter] = []
+        rest: list[torch.nn.Parameter] = []
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:
                 (head if "value_head." in name else rest).append(parameter)

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from rlinf_plugins.core.config import from_mapping
 from rlinf_plugins.core.errors import ConfigError
 from rlinf_verl.vla.engine_rows import dense
+from rlinf_verl.vla.loss_gae import Bootstrap
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,12 +22,14 @@ class ValueOptions:
         value_clip: Largest change from the value at rollout that the loss rewards; 0 leaves it unclipped.
         value_huber: Error beyond which the loss grows linearly.
         value_coef: Weight beside the policy loss.
+        value_bootstrap: What follows the last decision of an episode; see ``rlinf_verl.vla.loss_gae``.
     """
 
     value_lr: float | None = None
     value_clip: float = 0.2
     value_huber: float = 10.0
     value_coef: float = 1.0
+    value_bootstrap: Bootstrap = "standard"
 
     def validate(self, where: str) -> None:
         """Refuse what cannot be a rate, range or weight.
@@ -44,6 +48,16 @@ class ValueOptions:
     def names(cls) -> tuple[str, ...]:
         """Names of the options."""
         return tuple(cls.__dataclass_fields__)
+
+
+def value_options(override_config: Mapping[Any, Any]) -> ValueOptions:
+    """Pick the value head's options out of ``model.override_config``.
+
+    Raises:
+        ConfigError: A wrong type or an impossible value.
+    """
+    chosen = {name: override_config[name] for name in ValueOptions.names() if name in override_config}
+    return from_mapping(ValueOptions, chosen, "actor_rollout_ref.model.override_config")
 
 
 def valid_values(data: Mapping[str, Any], outputs: int) -> torch.Tensor:
