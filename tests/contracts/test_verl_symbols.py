@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from rlinf_verl import patches
+
 ROOT = Path(__file__).parents[2] / "integrations" / "verl" / "rlinf_verl"
 TABLE = Path(__file__).with_name("verl_symbols.json")
 
@@ -66,6 +68,7 @@ def describe(symbol: str) -> str:
             thing = importlib.import_module(f"{thing.__name__}.{part}")
         else:
             thing = getattr(thing, part)
+    thing = patches._originals.get(getattr(thing, "__rlinf_patch__", ""), thing)  # on the CPU platform some are patched
     thing = inspect.unwrap(thing) if inspect.isfunction(thing) else thing
     if inspect.isclass(thing):
         return f"class {inspect.signature(thing.__init__)}"
