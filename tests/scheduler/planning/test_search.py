@@ -41,8 +41,8 @@ def test_search_equals_enumeration_on_small_flows(seed):
 
 
 @pytest.mark.slow
-def test_search_equals_enumeration_on_a_thousand_flows(seed):
-    for number in range(1000):
+def test_search_equals_enumeration_on_many_flows(seed):
+    for number in range(150):  # a thousand take minutes: benchmarks/planner/exactness.py
         same, found, exact = compare(random_case(seed + number))
         assert same, f"case {seed + number}: found {found}, enumeration {exact}"
 
