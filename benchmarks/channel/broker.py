@@ -5,6 +5,7 @@
 CPU time is the broker process's own, so that other work on the machine does not count.
 """
 
+import asyncio
 import os
 import time
 from collections.abc import Callable
@@ -53,13 +54,20 @@ def batches(consumer: Any, count: int) -> list[Any]:
 
 
 def one_shot_keys(channel: Any, count: int) -> None:
+    """Keys that are used once, a few hundred at a time."""
     from rlinf_plugins.scheduler.channel import Put
 
     producer, consumer = channel.producer(), channel.consumer()
-    for start in range(0, count, 500):
-        producer.put_many(Put(index, key=f"once-{index}") for index in range(start, start + 500))
-        for index in range(start, start + 500):
-            consumer.ack(consumer.get(key=f"once-{index}", timeout=60))
+
+    async def some(keys: list[str]) -> None:
+        await producer.put_many_async([Put(key, key=key) for key in keys])
+        await consumer.ack_async(*await asyncio.gather(*[consumer.get_async(key=key, timeout=60) for key in keys]))
+
+    async def all_of_them() -> None:
+        for start in range(0, count, 500):
+            await some([f"once-{index}" for index in range(start, start + 500)])
+
+    asyncio.run(all_of_them())
 
 
 def main() -> None:

@@ -498,6 +498,17 @@ def test_micro_batches_never_cross_a_step_and_the_last_one_says_so(bench):
     assert steps == [0, 0, 0, 1, 1, 1]
 
 
+def test_a_group_that_does_not_fit_into_the_rest_of_a_step_is_not_added_to_a_batch(bench):
+    b = bench(granularity=Granularity.micro_batch(6, step=4, whole_groups=True))
+    p, c = b.core.attach_producer("p"), b.core.attach_consumer("c")
+    for name in "abc":
+        b.put(p, *range(3), group=(name, 3))
+    first, second = b.answers[b.plan(c)], b.answers[b.plan(c)]
+    assert [unit.name for unit in first.units] == ["a"]
+    assert [unit.name for unit in second.units] == ["b"], "a group stays whole, so it ends the step it begins in"
+    assert (first.ends_step, second.ends_step) == (False, True)
+
+
 def test_redelivered_items_stay_in_their_step(bench):
     b = bench(granularity=Granularity.micro_batch(2, step=4))
     p, c = b.core.attach_producer("p"), b.core.attach_consumer("c")

@@ -112,6 +112,10 @@ def test_readers_may_write_without_others_seeing_it(ends):
     first += 1
     assert second.sum() == 0
     assert unpacker.unpack(wire).sum() == 0
+    wire, _ = packer.pack(np.zeros(1000))
+    array = unpacker.unpack(wire)
+    array += 1
+    assert unpacker.unpack(wire).sum() == 0
 
 
 def test_a_value_outlives_its_file(ends, tmp_path):
