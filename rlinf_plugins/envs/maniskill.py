@@ -3,6 +3,7 @@
 Imports ManiSkill only in the process that makes the environment.
 """
 
+import importlib.util
 import os
 import pickle
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from rlinf_plugins.core.errors import (
 )
 from rlinf_plugins.core.extras import require
 from rlinf_plugins.envs.protocol import Environment, EnvSpec, InitialState, Observation, Outcome
-from rlinf_plugins.envs.rendering import prepare_vulkan
+from rlinf_plugins.envs.rendering import has_gpu, prepare_vulkan, software_driver
 
 PUT_ON_PLATE = "RlinfPutOnPlate-v1"
 _MAIN_CAMERAS = ("3rd_view_camera", "base_camera")
@@ -53,6 +54,18 @@ class ManiSkillFactory:
     reward_mode: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=lambda: {"OMP_NUM_THREADS": "1"})
+
+    def check(self) -> None:
+        """Refuse what would fail in every worker, without starting the simulator.
+
+        Raises:
+            MissingExtraError: ManiSkill is not installed.
+            MissingAssetError: There is neither a GPU nor a software Vulkan driver.
+        """
+        if importlib.util.find_spec("mani_skill") is None:
+            require("mani_skill", "maniskill")  # raises, with the command that installs it
+        if not has_gpu() and not {"VK_DRIVER_FILES", "VK_ICD_FILENAMES"} & os.environ.keys():
+            software_driver()
 
     def __call__(self) -> Environment:
         """Return a new environment.
