@@ -2,8 +2,8 @@
 
 A sustained drift is a median over a window that stays outside the threshold for several steps: noise moves single
 steps, not the median. After a re-plan the detector is silent for four windows and takes their trimmed mean as the new
-level, so that a model that is wrong by a constant factor causes one re-plan, not one after another. Simulated with +-10 %
-noise over 1,000 steps, none of 20,000 runs planned twice; with a median of two windows, 5 did.
+level, so that a model that is wrong by a constant factor causes one re-plan, not one after another. Simulated with
++-10 % noise over 1,000 steps, none of 20,000 runs planned twice; with a median of two windows, 5 did.
 """
 
 from collections import deque
