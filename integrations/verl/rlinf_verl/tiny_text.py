@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 WORDS = ("red", "green", "blue", "white", "black", "one", "two", "three")
+ASKED = WORDS[:4]
+"""Words that prompts ask for; the others are wrong answers only."""
 
 
 def make(folder: Path, *, seed: int = 0, train_rows: int = 256, test_rows: int = 16) -> int:
@@ -48,7 +50,7 @@ def make(folder: Path, *, seed: int = 0, train_rows: int = 256, test_rows: int =
     tokenizer.save_pretrained(folder / "model")
     generator = random.Random(seed)
     for split, count in (("train", train_rows), ("test", test_rows)):
-        rows = [_row(generator.choice(WORDS), split, index) for index in range(count)]
+        rows = [_row(generator.choice(ASKED), split, index) for index in range(count)]
         pandas.DataFrame(rows).to_parquet(folder / f"{split}.parquet")
     return sum(parameter.numel() for parameter in model.parameters())
 

@@ -84,7 +84,7 @@ def test_a_resumed_job_takes_the_same_next_step(parity, run_verl):
 
 
 def test_grpo_learns_the_task(tiny_text, run_verl):
-    job = run_verl(tiny_text, "learn", RECIPE, M2FLOW, "trainer.total_training_steps=60")
+    job = run_verl(tiny_text, "learn", RECIPE, M2FLOW, "trainer.total_training_steps=50")
     assert job.returncode == 0, job.tail()
     scores = [step["critic/score/mean"] for step in job.metrics]
     assert sum(scores[:3]) / 3 < 0.3, scores

@@ -21,7 +21,6 @@ class ArrivalAgentLoopWorker(_PlainAgentLoopWorker):  # type: ignore[misc]
         handshake.require()
         super().__init__(*args, **kwargs)
         self._arrivals: Any = None
-        self._failures: dict[str, list[RolloutFailure]] = {}
         self._broken: asyncio.Future[None] | None = None
 
     async def set_arrivals(self, arrivals: Any) -> None:
@@ -34,11 +33,11 @@ class ArrivalAgentLoopWorker(_PlainAgentLoopWorker):  # type: ignore[misc]
         await self._broken
 
     async def _run_prompt(self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False) -> None:
-        uid = prompt["uid"]
         partition_id = "val" if trajectory["validate"] else "train"
         try:
             await super()._run_prompt(prompt, sampling_params, trajectory, trace)
-            await self._arrivals.publish.remote(partition_id, self._failures.pop(uid, []))
+            if self._arrivals is not None:
+                await self._arrivals.publish.remote(partition_id)
         except Exception as error:  # failing rollouts are veRL's to handle; this is its bookkeeping that failed
             if self._broken is not None and not self._broken.done():
                 self._broken.set_exception(error)
@@ -48,17 +47,21 @@ class ArrivalAgentLoopWorker(_PlainAgentLoopWorker):  # type: ignore[misc]
         try:
             return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)
         except Exception as error:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            self._failures.setdefault(kwargs["uid"], []).append(
-                RolloutFailure(
-                    uid=kwargs["uid"],
-                    session_id=kwargs["session_id"],
-                    kind=type(error).__name__,
-                    message=str(error)[:500],
-                    where=f"{frame.filename.rpartition('/')[2]}:{frame.lineno} in {frame.name}",
-                )
-            )
+            if self._arrivals is not None:
+                partition_id = "val" if trajectory["validate"] else "train"
+                await self._arrivals.report.remote(partition_id, [_describe(error, **kwargs)])
             raise
+
+
+def _describe(error: Exception, *, uid: str, session_id: int, **_: Any) -> RolloutFailure:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return RolloutFailure(
+        uid=uid,
+        session_id=session_id,
+        kind=type(error).__name__,
+        message=str(error)[:500],
+        where=f"{frame.filename.rpartition('/')[2]}:{frame.lineno} in {frame.name}",
+    )
 
 
 class ArrivalAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]

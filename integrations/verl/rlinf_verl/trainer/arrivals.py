@@ -37,11 +37,18 @@ class Arrivals:
         self._failures: dict[str, list[RolloutFailure]] = defaultdict(list)
         self._changed = asyncio.Condition()
 
-    async def publish(self, partition_id: str, failures: list[RolloutFailure]) -> None:
-        """Count one more terminal prompt of ``partition_id`` and keep the failures among its rollouts."""
+    async def report(self, partition_id: str, failures: list[RolloutFailure]) -> None:
+        """Keep failed rollouts; call it before the terminal status of their prompt stands in TransferQueue.
+
+        A sampler may see that status without waiting for the announcement, and would miss what is reported later.
+        """
+        async with self._changed:
+            self._failures[partition_id].extend(failures)
+
+    async def publish(self, partition_id: str) -> None:
+        """Announce one more prompt of ``partition_id`` whose terminal status stands in TransferQueue."""
         async with self._changed:
             self._counts[partition_id] += 1
-            self._failures[partition_id].extend(failures)
             self._changed.notify_all()
 
     async def wait_for(self, partition_id: str, count: int) -> int:

@@ -137,9 +137,11 @@ class EmbodiedWorker:
             _failure(uid, session, error) for session, error in enumerate(outcomes) if isinstance(error, BaseException)
         ]
         status = "failure" if failures else "finished"
+        if self._arrivals is not None:
+            await self._arrivals.report.remote(partition, failures)
         await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": status})
         if self._arrivals is not None:
-            await self._arrivals.publish.remote(partition, failures)
+            await self._arrivals.publish.remote(partition)
 
     async def _run_episode(
         self, prompt: Mapping[str, Any], session: int, partition: str, sampling: dict[str, Any]

@@ -88,7 +88,7 @@ def test_one_look_when_everything_is_there_and_one_wake_up_for_all_that_is_missi
     def finish():
         for uid in ("a", "b"):
             status[uid] = "finished"
-            ray_session.get(arrivals.publish.remote("train", []))
+            ray_session.get(arrivals.publish.remote("train"))
 
     batch, metrics = sample(buffer, status, finish)
     assert set(batch.keys) == {"a_0_0", "b_0_0"}
@@ -103,9 +103,10 @@ def test_failures_are_counted_and_reported(make_buffer, sample, ray_session, arr
     buffer, status = make_buffer()
 
     def finish():
+        ray_session.get(arrivals.report.remote("train", [failure(0)]))
         status.update(a="failure", b="finished")
-        ray_session.get(arrivals.publish.remote("train", [failure(0)]))
-        ray_session.get(arrivals.publish.remote("train", []))
+        ray_session.get(arrivals.publish.remote("train"))
+        ray_session.get(arrivals.publish.remote("train"))
 
     _, metrics = sample(buffer, status, finish)
     assert metrics["training/rollout_failure/count"] == 1
@@ -117,9 +118,10 @@ def test_more_failures_than_allowed_stop_with_their_causes(make_buffer, sample, 
     buffer, status = make_buffer(max_failed_fraction=0.25)
 
     def finish():
+        ray_session.get(arrivals.report.remote("train", [failure(i) for i in range(3)]))
         status.update(a="failure", b="finished")
-        ray_session.get(arrivals.publish.remote("train", [failure(i) for i in range(3)]))
-        ray_session.get(arrivals.publish.remote("train", []))
+        ray_session.get(arrivals.publish.remote("train"))
+        ray_session.get(arrivals.publish.remote("train"))
 
     with pytest.raises(RolloutFailedError, match=r"3 of 8 .*0\.25.*3 x OSError at tool\.py:3"):
         sample(buffer, status, finish)
