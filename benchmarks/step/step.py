@@ -24,8 +24,11 @@ MODES = {
 }
 
 
-def run(mode: str, folder: Path, steps: int, seed: int) -> list[float]:
-    """Return the seconds of each counted step of one job."""
+STAGES = ("step", "gen", "old_log_prob", "adv", "update_actor", "update_weights")
+
+
+def run(mode: str, folder: Path, steps: int, seed: int) -> list[dict[str, float]]:
+    """Return the seconds of each counted step of one job, by stage."""
     overrides = [
         "+recipe=text_grpo_tiny",
         *MODES[mode],
@@ -35,7 +38,7 @@ def run(mode: str, folder: Path, steps: int, seed: int) -> list[float]:
     ]
     job = TrainingJob(overrides, folder=folder, log=folder / f"{mode}.log", metrics=folder / f"{mode}.jsonl")
     with job:
-        seconds = [step["timing_s/step"] for step in job.steps()]
+        seconds = [{stage: step[f"timing_s/{stage}"] for stage in STAGES} for step in job.steps()]
     if job.returncode:
         raise SystemExit(f"{mode} failed:\n{job.last_lines()}")
     return seconds[WARM_UP:]
@@ -46,7 +49,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=12)
     arguments = parser.parse_args()
-    seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
+    seconds: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         tiny_text.make(folder / "runs" / "tiny-text")
@@ -54,11 +57,15 @@ def main() -> None:
             order = list(MODES) if turn % 2 == 0 else list(MODES)[::-1]
             for mode in order:
                 seconds[mode] += run(mode, folder, arguments.steps, seed=turn)
-    medians = {mode: statistics.median(values) for mode, values in seconds.items()}
-    for mode, values in seconds.items():
-        low, _, high = statistics.quantiles(values, n=4)
-        print(f"{mode:8s} {len(values)} steps  median {medians[mode]:.3f} s  quartiles {low:.3f}-{high:.3f}")
-    print(f"m2flow / sync: {medians['m2flow'] / medians['sync']:.3f} (goal <= 1.05)")
+    medians = {
+        mode: {stage: statistics.median(step[stage] for step in steps) for stage in STAGES}
+        for mode, steps in seconds.items()
+    }
+    for mode, steps in seconds.items():
+        low, _, high = statistics.quantiles([step["step"] for step in steps], n=4)
+        stages = "  ".join(f"{stage} {medians[mode][stage]:.3f}" for stage in STAGES)
+        print(f"{mode:8s} {len(steps)} steps  {stages}  step quartiles {low:.3f}-{high:.3f}")
+    print(f"m2flow / sync: {medians['m2flow']['step'] / medians['sync']['step']:.3f} (goal <= 1.05)")
 
 
 if __name__ == "__main__":
