@@ -56,7 +56,9 @@ def main() -> None:
         for turn in range(arguments.rounds):
             order = list(MODES) if turn % 2 == 0 else list(MODES)[::-1]
             for mode in order:
-                seconds[mode] += run(mode, folder, arguments.steps, seed=turn)
+                steps = run(mode, folder, arguments.steps, seed=turn)
+                print(f"round {turn} {mode:8s} step {statistics.median(s['step'] for s in steps):.3f} s", flush=True)
+                seconds[mode] += steps
     medians = {
         mode: {stage: statistics.median(step[stage] for step in steps) for stage in STAGES}
         for mode, steps in seconds.items()
