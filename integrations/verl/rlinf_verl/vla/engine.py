@@ -27,6 +27,7 @@ from rlinf_plugins.core.errors import ConfigError
 from rlinf_plugins.models.openvla import ImageProcessor, OpenVLAForActionPrediction, load_policy, save_policy
 from rlinf_plugins.models.openvla.statistics import FILE as STATISTICS
 from rlinf_verl.vla.engine_rows import pack_outputs, read_inputs
+from rlinf_verl.vla.loss_level import at_level, count_units, level_of, tokens_per_unit
 from rlinf_verl.vla.loss_value import valid_values, value_loss, value_options
 
 MODEL_TYPE = "openvla"
@@ -69,6 +70,7 @@ class OpenVLAEngine(FSDPEngine):  # type: ignore[misc]
         hf_config = model_config.hf_config
         self._images = ImageProcessor(hf_config.image_resize_strategy, hf_config.image_sizes[0])
         self._value_options = value_options(model_config.override_config)
+        self._level = level_of(model_config.override_config)
 
     @property
     def policy(self) -> OpenVLAForActionPrediction:
@@ -100,13 +102,14 @@ class OpenVLAEngine(FSDPEngine):  # type: ignore[misc]
     ) -> Any:
         """Run a mini-batch in micro-batches; see veRL.
 
-        The value loss is averaged over the valid values of the whole mini-batch on all ranks, counted here, so that
-        gradients do not depend on how it is split.
+        What the losses are averaged over is counted here for the whole mini-batch on all ranks, so that gradients do
+        not depend on how it is split: units of ``log_prob_level`` for the policy, valid values for the value head.
         """
-        if not forward_only and self.policy.value_head is not None and "chunk_returns" in data:
-            total = valid_values(data, self.policy.spec.values).sum().to(get_device_id())
-            torch.distributed.all_reduce(total, group=self.get_data_parallel_group())
-            tu.assign_non_tensor(data, num_values=max(1, int(total.item())))
+        if not forward_only:
+            units = count_units(data, tokens_per_unit(self.policy.spec, self._level))
+            tu.assign_non_tensor(data, num_units=self._total(units))
+            if self.policy.value_head is not None and "chunk_returns" in data:
+                tu.assign_non_tensor(data, num_values=self._total(valid_values(data, self.policy.spec.values).sum()))
         return super().forward_backward_batch(data, loss_function, forward_only)
 
     def forward_step(
@@ -130,8 +133,14 @@ class OpenVLAEngine(FSDPEngine):  # type: ignore[misc]
         model_output = pack_outputs(output, micro_batch, inputs.real)
         loss, metrics = torch.tensor(1.0, device=device), {}
         if loss_function is not None:
+            judged, rows = at_level(output, micro_batch, tokens_per_unit(self.policy.spec, self._level))
+            units = tu.get_non_tensor_data(data=micro_batch, key="num_units", default=None)
+            if units is not None:
+                tu.assign_non_tensor(rows, batch_num_tokens=units)
             group = self.get_data_parallel_group()
-            loss, metrics = loss_function(model_output=model_output, data=micro_batch, dp_group=group)
+            loss, metrics = loss_function(
+                model_output=pack_outputs(judged, rows, inputs.real), data=rows, dp_group=group
+            )
             total = tu.get_non_tensor_data(data=micro_batch, key="num_values", default=None)
             if total is not None and output.values is not None:
                 ranks = self.get_data_parallel_size()
@@ -168,6 +177,12 @@ class OpenVLAEngine(FSDPEngine):  # type: ignore[misc]
                 if source.is_file():
                     shutil.copyfile(source, folder / name)
         torch.distributed.barrier()
+
+    def _total(self, count: torch.Tensor) -> int:
+        """Sum over data-parallel ranks, at least 1 since losses are divided by it."""
+        total = count.to(get_device_id())
+        torch.distributed.all_reduce(total, group=self.get_data_parallel_group())
+        return max(1, int(total.item()))
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._autocast_dtype == torch.float32:

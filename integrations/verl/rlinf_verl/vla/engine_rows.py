@@ -45,16 +45,11 @@ def read_inputs(
             "attention_mask": batch.attention_mask.to(device),
             "tokens": batch.tokens.to(device),
             "pixel_values": pixels.to(device),
-            "proprio": None if batch.proprio is None else dense(batch.proprio).to(device),
+            "proprio": None if batch.proprio is None else batch.proprio.float().to(device),
             "sampling": Sampling(temperature=batch.temperature, top_k=batch.top_k),
         },
         real=batch.real.to(device),
     )
-
-
-def dense(field: torch.Tensor) -> torch.Tensor:
-    """Return ``[B, n]`` of a field whose rows all have ``n`` numbers; rows arrive nested, whatever their lengths."""
-    return torch.stack(list(field.unbind())).float()
 
 
 def pack_outputs(output: ActionOutput, data: Mapping[str, Any], real: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@ from rlinf_plugins.core.config import from_mapping
 from rlinf_plugins.core.errors import ConfigError, MissingExtraError, UnknownNameError
 from rlinf_plugins.envs import EnvFactory, PoolConfig
 from rlinf_verl.config import NODE, m2flow_config
+from rlinf_verl.vla.loss_filter import check_bounds
 
 WHERE = f"{NODE}.envs"
 
@@ -28,6 +29,8 @@ class EmbodiedConfig:
         proprio: Observation array that is the policy's proprioceptive state; None for a policy that takes none.
         gripper: How the last number of an action, in [0, 1], becomes the robot's: ``libero``, ``widowx`` or ``none``.
         execute: Actions of a chunk that are executed before the policy looks again; None executes all.
+        keep_groups: ``[lowest, highest]`` mean return of the groups that are learnt from; the others leave the loss and
+            its denominator. None keeps all.
         pool: Options of the pool.
     """
 
@@ -39,6 +42,7 @@ class EmbodiedConfig:
     proprio: str | None = None
     gripper: Literal["none", "libero", "widowx"] = "none"
     execute: int | None = None
+    keep_groups: list[float] | None = None
     pool: PoolConfig = field(default_factory=PoolConfig)
 
     def validate(self, where: str) -> None:
@@ -50,6 +54,8 @@ class EmbodiedConfig:
             )
         if self.execute is not None and self.execute < 1:
             raise ConfigError(f"{where}.execute must be at least 1, got {self.execute}")
+        if self.keep_groups is not None:
+            check_bounds(self.keep_groups, f"{where}.keep_groups")
         if ":" not in self.factory:
             raise ConfigError(f"{where}.factory must be module:name, got {self.factory!r}")
 

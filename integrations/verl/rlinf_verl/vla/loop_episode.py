@@ -43,9 +43,14 @@ class EpisodeRunner:
         pool: The environments.
         config: How observations and actions are translated.
         cameras: Observation arrays the policy sees, in order.
+        values_the_end: Ask for the value of the last observation after termination too, for ``value_bootstrap=always``;
+            otherwise after truncation only.
     """
 
-    def __init__(self, pool: Environments, config: EmbodiedConfig, cameras: list[str]) -> None:
+    def __init__(
+        self, pool: Environments, config: EmbodiedConfig, cameras: list[str], values_the_end: bool = False
+    ) -> None:
+        self._values_the_end = values_the_end
         self._pool = pool
         self._config = config
         self._cameras = cameras
@@ -83,7 +88,7 @@ class EpisodeRunner:
         if not trace.chunks:
             raise EpisodeFailedError(f"episode {trace.id} ended before its first step")
         last = trace.chunks[-1]
-        if last.values is not None and last.truncated and not last.terminated:
+        if last.values is not None and (self._values_the_end or not last.terminated):
             images, proprio = self._see(state)
             trace.final_values = (await decide(images, state.task_description, proprio)).values
         trace.extra = clock

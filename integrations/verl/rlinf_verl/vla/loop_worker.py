@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import transfer_queue as tq
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.rollout.llm_server import LLMServerClient
@@ -17,6 +17,7 @@ from rlinf_verl import handshake
 from rlinf_verl.trainer.arrivals import RolloutFailure
 from rlinf_verl.vla.loop_config import WHERE, EmbodiedConfig, embodied_config
 from rlinf_verl.vla.loop_episode import EpisodeRunner
+from rlinf_verl.vla.loss_value import value_options
 from rlinf_verl.vla.rollout_engine import Decision
 from rlinf_verl.vla.rows import EpisodeTrace
 
@@ -80,7 +81,9 @@ class EmbodiedWorker:
         options = embodied_config(config)
         self._pool = EnvPool(options.make_factory(), options.share(index), options.pool)
         self._slots = Slots(options.share(index))
-        self._runner = EpisodeRunner(self._pool, options, self._cameras(options))
+        given = OmegaConf.to_container(config.actor_rollout_ref.model.override_config or OmegaConf.create())
+        always = value_options(given if isinstance(given, dict) else {}).value_bootstrap == "always"
+        self._runner = EpisodeRunner(self._pool, options, self._cameras(options), values_the_end=always)
 
     def _cameras(self, options: EmbodiedConfig) -> list[str]:
         known = list(self._pool.spec.observation)

@@ -15,6 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
 
 from rlinf_plugins.core.errors import ConfigError
+from rlinf_verl.config import NODE
+from rlinf_verl.vla.loss_filter import groups_to_drop
 from rlinf_verl.vla.loss_gae import Bootstrap, EpisodeValues, episode_gae, normalise, over_tokens
 from rlinf_verl.vla.loss_value import value_options
 
@@ -24,32 +26,60 @@ _FIELDS = ["response_mask", "chunk_rewards", "chunk_valid", "rollout_values", "f
 
 
 class EpisodeAdvantages:
-    """Mixin for a veRL trainer: computes advantages over episodes where the estimator asks for it."""
+    """Mixin for a veRL trainer: advantages over episodes where the estimator asks for it, and the group filter."""
 
     config: DictConfig
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        if self.config.algorithm.adv_estimator != ESTIMATOR:
-            return super()._compute_advantage(batch, metrics)  # type: ignore[misc]
-        if self.config.algorithm.use_kl_in_reward:
-            raise ConfigError("algorithm.adv_estimator=episode_gae takes no KL in the reward; use actor.use_kl_loss")
-        given = OmegaConf.to_container(self.config.actor_rollout_ref.model.override_config)
-        options = value_options(given if isinstance(given, dict) else {})
-        rows = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=_FIELDS)
-        if "rollout_values" not in rows:
-            raise ConfigError(
-                "algorithm.adv_estimator=episode_gae needs a policy with a value head; set action_spec.value_head to "
-                "'chunk' or 'action' in the checkpoint's config.json"
-            )
-        algorithm = self.config.algorithm
-        columns = {name: list(rows[name].unbind()) for name in _FIELDS}
-        fields, numbers = row_advantages(
-            batch.keys, columns, gamma=algorithm.gamma, lam=algorithm.lam, bootstrap=options.value_bootstrap
+        if self.config.algorithm.adv_estimator == ESTIMATOR:
+            batch = _estimate(self.config, batch, metrics)
+        else:
+            batch = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
+        bounds = OmegaConf.select(self.config, f"{NODE}.envs.keep_groups")
+        return batch if bounds is None else _filter(batch, list(bounds), metrics)
+
+
+def _estimate(config: DictConfig, batch: Any, metrics: dict[str, Any]) -> Any:
+    if config.algorithm.use_kl_in_reward:
+        raise ConfigError("algorithm.adv_estimator=episode_gae takes no KL in the reward; use actor.use_kl_loss")
+    given = OmegaConf.to_container(config.actor_rollout_ref.model.override_config)
+    options = value_options(given if isinstance(given, dict) else {})
+    rows = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=_FIELDS)
+    if "rollout_values" not in rows:
+        raise ConfigError(
+            "algorithm.adv_estimator=episode_gae needs a policy with a value head; set action_spec.value_head to "
+            "'chunk' or 'action' in the checkpoint's config.json"
         )
-        metrics.update(numbers)
-        nested = {k: torch.nested.as_nested_tensor(v, layout=torch.jagged) for k, v in fields.items()}
-        output = TensorDict(nested, batch_size=len(batch.keys))
-        return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=output)
+    fields, numbers = row_advantages(
+        batch.keys,
+        {name: list(rows[name].unbind()) for name in _FIELDS},
+        gamma=config.algorithm.gamma,
+        lam=config.algorithm.lam,
+        bootstrap=options.value_bootstrap,
+    )
+    metrics.update(numbers)
+    return _put(batch, fields)
+
+
+def _filter(batch: Any, bounds: Sequence[float], metrics: dict[str, Any]) -> Any:
+    """Zero the masks of the rows whose group is left out; veRL divides by what the masks leave."""
+    rows = tq.kv_batch_get(
+        keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask", "rm_scores"]
+    )
+    masks = list(rows["response_mask"].unbind())
+    real = [row for row, mask in enumerate(masks) if bool(mask.any())]  # the others veRL added
+    returns = [float(score.sum()) for score in rows["rm_scores"].unbind()]
+    dropped = groups_to_drop([batch.keys[row] for row in real], [returns[row] for row in real], bounds)
+    groups = {batch.keys[row].rsplit("_", 2)[0] for row in real}
+    metrics["training/groups_kept"] = 1.0 - len(dropped) / len(groups)
+    kept = [mask * 0 if key.rsplit("_", 2)[0] in dropped else mask for key, mask in zip(batch.keys, masks, strict=True)]
+    return _put(batch, {"response_mask": kept, "loss_mask": kept})
+
+
+def _put(batch: Any, fields: Mapping[str, Sequence[torch.Tensor]]) -> Any:
+    nested = {name: torch.nested.as_nested_tensor(list(rows), layout=torch.jagged) for name, rows in fields.items()}
+    output = TensorDict(nested, batch_size=len(batch.keys))
+    return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=output)
 
 
 def row_advantages(

@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from rlinf_plugins.core.config import from_mapping
 from rlinf_plugins.core.errors import ConfigError
-from rlinf_verl.vla.engine_rows import dense
 from rlinf_verl.vla.loss_gae import Bootstrap
+from rlinf_verl.vla.rows import column
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +91,7 @@ def value_loss(
     Returns:
         The weighted loss, and metrics; they are partial sums like veRL's policy loss.
     """
-    returns, old = (dense(data[name]) for name in ("chunk_returns", "rollout_values"))
+    returns, old = (column(data, name).float() for name in ("chunk_returns", "rollout_values"))
     valid = valid_values(data, values.shape[1])
     losses = functional.huber_loss(values, returns, reduction="none", delta=options.value_huber)
     clipped_share = torch.zeros((), device=values.device)

@@ -1,8 +1,10 @@
 """One rank of an engine test: infers, trains one mini-batch, saves, loads, and writes what it saw.
 
-Run as ``python engine_job.py CHECKPOINT OUT`` under torch's rank variables; rank 0 writes ``OUT/result.pt``.
+Run as ``python engine_job.py CHECKPOINT OUT [OPTIONS]`` under torch's rank variables; rank 0 writes ``OUT/result.pt``.
+``OPTIONS`` is JSON: ``override`` of the model's options, ``clip`` (low, high), ``dropped`` rows of filtered groups.
 """
 
+import json
 import os
 import sys
 from functools import partial
@@ -24,8 +26,8 @@ VALUE = {"value_lr": 0.5, "value_clip": 0.2, "value_huber": 1.5, "value_coef": 0
 LR, CLIP = 1.0, 0.5  # SGD: what a step moves is the clipped gradient itself
 
 
-def rows(policy_spec, seed: int = 5):
-    """Fields of ``ROWS`` rows: prompts of different lengths, one row with masked steps."""
+def rows(policy_spec, seed: int = 5, dropped=()):
+    """Fields of ``ROWS`` rows: prompts of different lengths, one row with masked steps, no step of ``dropped`` ones."""
     generator = np.random.default_rng(seed)
     fields = []
     for number in range(ROWS):
@@ -49,12 +51,15 @@ def rows(policy_spec, seed: int = 5):
             truncated=False,
         )
         (row,) = EpisodeTrace(uid=f"u{number}", session=0, chunks=[chunk]).fields({})
-        advantage = generator.normal(size=policy_spec.tokens).astype(np.float32)
+        # One number an action, as the estimators give it.
+        advantage = np.repeat(generator.normal(size=policy_spec.chunk).astype(np.float32), policy_spec.dim)
         row["advantages"] = torch.from_numpy(advantage)
         row["old_shift"] = torch.from_numpy(generator.normal(0, 0.3, policy_spec.tokens).astype(np.float32))
         if policy_spec.values:
             for name in ("chunk_returns", "rollout_values"):
                 row[name] = torch.from_numpy(generator.normal(0, 2, size=policy_spec.values).astype(np.float32))
+        if number in dropped:
+            row["response_mask"] = row["loss_mask"] = torch.zeros_like(row["response_mask"])
         fields.append(row)
     return fields
 
@@ -74,7 +79,7 @@ def tensordict(fields, **settings):
     return data
 
 
-def engine_for(folder: str, **model):
+def engine_for(folder: str, override, **model):
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine import EngineRegistry
@@ -82,7 +87,7 @@ def engine_for(folder: str, **model):
     settings = {"use_remove_padding": False, "enable_gradient_checkpointing": True} | model
     model_config = HFModelConfig(
         path=folder,
-        override_config={"attn_implementation": "sdpa"} | VALUE,
+        override_config={"attn_implementation": "sdpa"} | VALUE | override,
         external_lib="rlinf_verl.vla.register",
         **settings,
     )
@@ -115,14 +120,16 @@ def full(engine):
     return {name: value.detach().clone().cpu() for name, value in gathered}
 
 
-def main(folder: str, out: Path) -> None:
+def main(folder: str, out: Path, options: dict) -> None:
     from verl.workers.config import FSDPActorConfig
     from verl.workers.utils.losses import ppo_loss
     from verl.workers.utils.padding import response_from_nested
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    engine = engine_for(folder)
-    mine = rows(engine.policy.spec)[rank * ROWS // world : (rank + 1) * ROWS // world]
+    engine = engine_for(folder, options.get("override", {}))
+    mine = rows(engine.policy.spec, dropped=options.get("dropped", ()))[
+        rank * ROWS // world : (rank + 1) * ROWS // world
+    ]
     settings = {
         "use_dynamic_bsz": False,
         "micro_batch_size_per_gpu": MICRO,
@@ -141,8 +148,15 @@ def main(folder: str, out: Path) -> None:
     data["old_log_probs"] = torch.nested.nested_tensor_from_jagged(
         log_probs.values() + data["old_shift"].values(), log_probs.offsets()
     )
+    low, high = options.get("clip", (0.2, 0.2))
     config = FSDPActorConfig(
-        strategy="fsdp2", rollout_n=1, ppo_mini_batch_size=ROWS, ppo_micro_batch_size_per_gpu=MICRO, entropy_coeff=0.01
+        strategy="fsdp2",
+        rollout_n=1,
+        ppo_mini_batch_size=ROWS,
+        ppo_micro_batch_size_per_gpu=MICRO,
+        entropy_coeff=0.01,
+        clip_ratio_low=low,
+        clip_ratio_high=high,
     )
     with engine.train_mode():
         trained = engine.train_batch(data, loss_function=partial(ppo_loss, config=config))
@@ -179,5 +193,5 @@ def main(folder: str, out: Path) -> None:
 
 if __name__ == "__main__":
     dist.init_process_group("cpu:gloo")
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3]) if len(sys.argv) > 3 else {})
     dist.destroy_process_group()

@@ -57,8 +57,8 @@ def decision(values=None, version=1):
 
 @pytest.fixture
 def play():
-    async def run(pool, decide, **options):
-        runner = EpisodeRunner(pool, EmbodiedConfig(factory="m:f", **options), ["main_images"])
+    async def run(pool, decide, values_the_end=False, **options):
+        runner = EpisodeRunner(pool, EmbodiedConfig(factory="m:f", **options), ["main_images"], values_the_end)
         return await runner.run(
             uid="u",
             session=1,
@@ -103,6 +103,17 @@ async def test_a_truncated_episode_asks_for_the_value_of_what_it_left(play):
     assert asked == [0, 5]
     assert trace.final_values.tolist() == [5.0]
     assert not trace.success
+
+
+@pytest.mark.parametrize(("always", "final"), [(False, None), (True, [5.0])])
+async def test_what_follows_termination_is_valued_only_where_asked_for(play, always, final):
+    pool = ScriptedPool(state(0), state(5, valid=[True, True], terminated=True))
+
+    async def decide(images, instruction, proprio):
+        return decision(values=np.array([float(images[0][0, 0, 0])]))
+
+    trace = await play(pool, decide, values_the_end=always)
+    assert (None if trace.final_values is None else trace.final_values.tolist()) == final
 
 
 async def test_gripper_and_execution_are_translated(play):
