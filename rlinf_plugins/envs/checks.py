@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from rlinf_plugins.core.doctor import CheckResult
-
-LIBERO_MUJOCO = "3.3.0"
-"""With later releases some LIBERO tasks start in a wrong state."""
+from rlinf_plugins.envs.libero_suite import MUJOCO
 
 _FRAME_TIMEOUT_S = 180
 _DRAW_MANISKILL = """
@@ -55,13 +53,13 @@ def _installed(extra: str, distribution: str) -> CheckResult:
 
 def _mujoco() -> CheckResult:
     found = _version("mujoco")
-    good = found == LIBERO_MUJOCO
+    good = found == MUJOCO
     return CheckResult(
         feature="libero",
-        name=f"mujoco=={LIBERO_MUJOCO}",
+        name=f"mujoco=={MUJOCO}",
         status="ok" if good else "fail",
         detail=found or "not installed",
-        fix="" if good else f"pip install mujoco=={LIBERO_MUJOCO}: with others, LIBERO tasks start in wrong states",
+        fix="" if good else f"pip install mujoco=={MUJOCO}: with others, LIBERO tasks start in wrong states",
     )
 
 

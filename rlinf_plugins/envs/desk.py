@@ -77,6 +77,10 @@ class Desk:
         if not 0 <= initial.task < len(self.spec.tasks):
             names = ", ".join(f"{index}: {name}" for index, name in enumerate(self.spec.tasks))
             raise PoolUsageError(f"{self.spec.name} has no task {initial.task}; it has {names}")
+        trials = self.spec.trials
+        if initial.trial < 0 or (trials is not None and initial.trial >= trials):
+            have = "any number from 0" if trials is None else f"{trials} (0..{trials - 1})"
+            raise PoolUsageError(f"{self.spec.name} has no initial state {initial.trial} of a task; it has {have}")
         self.crew.check(slot, "reset")
         call = Call(slot, "reset", pack(("reset", initial)), self._config.deadlines.reset, initial=initial)
         self._known.add(slot)

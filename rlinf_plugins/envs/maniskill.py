@@ -16,11 +16,11 @@ from rlinf_plugins.core.buffers import Field
 from rlinf_plugins.core.errors import (
     ConfigError,
     EnvContractError,
-    MissingAssetError,
     RenderingSetupError,
     UnknownNameError,
 )
 from rlinf_plugins.core.extras import require
+from rlinf_plugins.envs.assets import no_questions
 from rlinf_plugins.envs.protocol import Environment, EnvSpec, InitialState, Observation, Outcome
 from rlinf_plugins.envs.rendering import has_gpu, prepare_vulkan, software_driver
 
@@ -195,13 +195,10 @@ def _make(factory: ManiSkillFactory, backend: str) -> Any:
         arguments["control_mode"] = factory.control_mode
     if factory.reward_mode is not None:
         arguments["reward_mode"] = factory.reward_mode
+    fetch = f"fetch them with: python -m mani_skill.utils.download_asset {factory.env_id}"
     try:
-        return gymnasium.make(factory.env_id, **arguments).unwrapped
-    except (EOFError, SystemExit, FileNotFoundError) as error:  # it asks on stdin whether to download, or just leaves
-        raise MissingAssetError(
-            f"{factory.env_id} needs files that are not here ({error}); fetch them with: "
-            f"python -m mani_skill.utils.download_asset {factory.env_id}"
-        ) from error
+        with no_questions(factory.env_id, fetch):
+            return gymnasium.make(factory.env_id, **arguments).unwrapped
     except RuntimeError as error:
         if "rendering device" not in str(error):
             raise
