@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from rlinf_plugins.core.errors import ConfigError, RlinfError
+from rlinf_plugins.core.errors import RlinfError
+from rlinf_plugins.core.options import parse_options
 
 
 def register(app: typer.Typer) -> None:
@@ -46,31 +47,6 @@ def register(app: typer.Typer) -> None:
             if not _is_loopback(host):
                 typer.secho(f"warning: {host} is reachable by others; there is no authentication", err=True)
             asyncio.run(_serve(config, host, port, topk))
-
-
-def parse_options(options: list[str]) -> dict[str, Any]:
-    """Turn ``["encoder.model=x", "k1=0.9"]`` into nested settings; numbers, booleans and null are recognised.
-
-    Raises:
-        ConfigError: An entry has no ``=``.
-    """
-    import msgspec
-
-    settings: dict[str, Any] = {}
-    for entry in options:
-        path, equals, text = entry.partition("=")
-        if not equals or not path:
-            raise ConfigError(f"--option takes NAME=VALUE, got {entry!r}")
-        try:
-            value = msgspec.json.decode(text)
-        except msgspec.DecodeError:
-            value = text
-        *parents, name = path.split(".")
-        target = settings
-        for parent in parents:
-            target = target.setdefault(parent, {})
-        target[name] = value
-    return settings
 
 
 async def _serve(config: Any, host: str, port: int, topk: int) -> None:

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from rlinf_plugins.core.errors import ConfigError
+from rlinf_plugins.core.options import parse_options
 from rlinf_plugins.testing.retrievers import write_corpus
-from rlinf_plugins.tools.commands import parse_options
 from rlinf_plugins.tools.http import HttpConfig, HttpSearchTool
 from rlinf_plugins.tools.index import IndexConfig, open_index
 from rlinf_plugins.tools.pool import ToolPool
