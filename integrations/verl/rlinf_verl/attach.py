@@ -21,6 +21,7 @@ def attach() -> None:
     _on_import("verl.utils.distributed", _patch_on_cpu("SINGLE_GLOO_BACKEND"))
     _on_import("verl.workers.engine.fsdp.transformer_impl", _patch_on_cpu("UNPINNED_OFFLOAD"))
     _on_import("verl.workers.engine.fsdp.transformer_impl", _register_cpu_engines)
+    _on_import("verl.utils.model", _patch_on_cpu("VALUE_HEAD_ATTENTION"))
     _on_import("verl.workers.rollout.replica", _register_rollouts)
     _on_import("verl.experimental.agent_loop.agent_loop", _register_agent_loops)
     _on_import("verl.trainer.ppo.v1", _register_trainer)

@@ -103,4 +103,5 @@ def test_the_shipped_patches_match_the_installed_verl():
     assert {spec.name: patches.would_apply(spec) for spec in CPU_PATCHES} == {
         "single-gloo-backend": "",
         "unpinned-offload": "",
+        "value-head-attention": "",
     }

@@ -24,6 +24,22 @@ def _unpinned_offload(original: Callable[..., Any]) -> Callable[..., Any]:
     return cpu_offload_policy
 
 
+def _value_head_without_flash(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def load_valuehead_model(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
+        from transformers import AutoModelForTokenClassification
+
+        return AutoModelForTokenClassification.from_pretrained(
+            local_path,
+            torch_dtype=torch_dtype,
+            config=model_config,
+            attn_implementation="sdpa",
+            trust_remote_code=trust_remote_code,
+        )
+
+    return load_valuehead_model
+
+
 SINGLE_GLOO_BACKEND = PatchSpec(
     name="single-gloo-backend",
     module="verl.utils.distributed",
@@ -51,4 +67,17 @@ UNPINNED_OFFLOAD = PatchSpec(
     build=_unpinned_offload,
 )
 
-CPU_PATCHES = (SINGLE_GLOO_BACKEND, UNPINNED_OFFLOAD)
+VALUE_HEAD_ATTENTION = PatchSpec(
+    name="value-head-attention",
+    module="verl.utils.model",
+    attribute="load_valuehead_model",
+    fingerprint="2371ca280654b53b",
+    versions=">=0.9.1,<0.9.2",
+    needed_when=_NEEDED_WHEN,
+    reason="the critic is loaded with flash attention whatever the configuration says",
+    upstream="verl/utils/model.py",
+    remove_when="the critic's attention follows model.override_config",
+    build=_value_head_without_flash,
+)
+
+CPU_PATCHES = (SINGLE_GLOO_BACKEND, UNPINNED_OFFLOAD, VALUE_HEAD_ATTENTION)
