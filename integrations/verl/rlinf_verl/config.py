@@ -41,6 +41,28 @@ class VirtualDevicesConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SharingConfig:
+    """How stages share the memory of their devices; see ``docs/lock.md``.
+
+    Attributes:
+        rollout_gb: GiB that a rollout replica takes on each of its devices, weights and KV cache; None estimates it
+            from the checkpoint, or takes the share of the device the engine reserves.
+        working_gb: GiB that activations of a stage take beside its weights. None: nothing on virtual devices; unknown
+            on real ones, so that replicas leave after every generation, as under veRL's ``sync``.
+    """
+
+    rollout_gb: float | None = None
+    working_gb: float | None = None
+
+    def validate(self, where: str) -> None:
+        """Reject negative sizes."""
+        for name in ("rollout_gb", "working_gb"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ConfigError(f"{where}.{name} must not be negative, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class M2FlowConfig:
     """Options of the trainer mode ``m2flow``.
 
@@ -49,6 +71,7 @@ class M2FlowConfig:
         max_failed_fraction: The job stops when more than this share of a step's rollouts failed.
         stall_timeout_s: The job stops when no rollout finishes for this many seconds.
         virtual_devices: Devices made of CPU cores; see :class:`VirtualDevicesConfig`.
+        sharing: How stages share the memory of devices; see :class:`SharingConfig`.
         envs: Options of the env-worker pool, read by the embodied agent loop.
         search: Options of the search-tool pool, read by the Search-R1 agent loop.
     """
@@ -57,6 +80,7 @@ class M2FlowConfig:
     max_failed_fraction: float = 0.5
     stall_timeout_s: float = 3600.0
     virtual_devices: VirtualDevicesConfig = field(default_factory=VirtualDevicesConfig)
+    sharing: SharingConfig = field(default_factory=SharingConfig)
     envs: dict[str, Any] = field(default_factory=dict)
     search: dict[str, Any] = field(default_factory=dict)
 

@@ -18,6 +18,7 @@ from rlinf_plugins.core.errors import ConfigError, MissingAssetError
 from rlinf_verl import handshake
 from rlinf_verl.config import NODE, TRAINER_MODE, M2FlowConfig, is_requested, m2flow_config
 from rlinf_verl.cpu.devices import DEVICES_ENV, VirtualDevices, listen_on_loopback
+from rlinf_verl.trainer.sharing_sizes import check_plan
 from rlinf_verl.versions import check_host
 
 MANAGER_KEY = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
@@ -50,7 +51,9 @@ def run(config: DictConfig) -> None:
     if options.envs:
         check_environments(config)
     if options.virtual_devices.count:
-        use_virtual_devices(config, options)
+        devices = use_virtual_devices(config, options)
+        if is_requested(config):
+            check_plan(config, options, devices.memory_bytes)
     if is_requested(config):
         with open_dict(config):
             agent = config.actor_rollout_ref.rollout.agent
@@ -162,8 +165,12 @@ def check_environments(config: DictConfig) -> None:
         check()
 
 
-def use_virtual_devices(config: DictConfig, options: M2FlowConfig) -> None:
-    """Point veRL and Ray at virtual devices: platform, resources, loopback, environment of every worker."""
+def use_virtual_devices(config: DictConfig, options: M2FlowConfig) -> VirtualDevices:
+    """Point veRL and Ray at virtual devices: platform, resources, loopback, environment of every worker.
+
+    Returns:
+        The devices.
+    """
     from verl.plugin.platform import set_platform
 
     from rlinf_verl.cpu.platform import PlatformCPU
@@ -198,6 +205,7 @@ def use_virtual_devices(config: DictConfig, options: M2FlowConfig) -> None:
         _default(init, "_node_ip_address", "127.0.0.1")
         env_vars = OmegaConf.select(init, "runtime_env.env_vars") or {}
         OmegaConf.update(init, "runtime_env.env_vars", {**environment, **env_vars}, force_add=True)
+    return devices
 
 
 def _default(node: DictConfig, key: str, value: Any) -> None:

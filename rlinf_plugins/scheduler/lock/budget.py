@@ -86,6 +86,12 @@ class MoveCosts:
     def __init__(self, bytes_per_s: float = DEFAULT_BYTES_PER_S) -> None:
         self._bytes_per_s = bytes_per_s
         self._seconds: dict[tuple[str, str], float] = {}
+        self._settled: set[str] = set()
+
+    def settle(self, resident: str, seconds: float) -> None:
+        """Take ``seconds`` for every move of ``resident`` from now on, whatever is measured."""
+        self._settled.add(resident)
+        self._seconds |= dict.fromkeys([("onload", resident), ("offload", resident)], seconds)
 
     def seconds(self, move: str, resident: str, footprint: Mapping[str, int]) -> float:
         """Expected seconds of ``move`` (``"onload"`` or ``"offload"``); devices move at the same time."""
@@ -94,6 +100,8 @@ class MoveCosts:
 
     def measured(self, move: str, resident: str, seconds: float) -> None:
         """Learn from a move that took ``seconds``."""
+        if resident in self._settled:
+            return
         before = self._seconds.get((move, resident), seconds)
         self._seconds[(move, resident)] = _NEWEST * seconds + (1 - _NEWEST) * before
 

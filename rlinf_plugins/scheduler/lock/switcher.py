@@ -166,10 +166,20 @@ class Switcher:
             self._demands.end(demand)
             self._prefetcher.look()
 
-    def assume(self, name: str, move_s: float) -> None:
-        """Tell what an onload or offload of a resident takes, in seconds, before it was measured."""
-        for move in ("onload", "offload"):
-            self._costs.measured(move, self._registry.get(name).name, move_s)
+    def assume(self, name: str, move_s: float, *, for_good: bool = False) -> None:
+        """Tell what an onload or offload of a resident takes, in seconds, before it was measured.
+
+        Args:
+            name: The resident.
+            move_s: Seconds of one move.
+            for_good: Do not learn from its moves: part of what they take would have to be done anyway.
+        """
+        resident = self._registry.get(name).name
+        if for_good:
+            self._costs.settle(resident, move_s)
+        else:
+            for move in ("onload", "offload"):
+                self._costs.measured(move, resident, move_s)
 
     async def evict(self, name: str) -> None:
         """Take a resident off its devices now, with those that build on it.

@@ -67,6 +67,26 @@ def test_who_must_leave_leaves_confirmed_before_the_next_one_comes(make_rig):
     assert names[-7:] == ["drain", "offload", "confirm", "evict", "onload", "resume", "switch"]
 
 
+@pytest.mark.parametrize(("for_good", "second"), [(False, "a"), (True, "b")])
+def test_an_assumed_cost_gives_way_to_measured_ones_unless_it_is_for_good(make_rig, for_good, second):
+    async def main():
+        rig = make_rig()
+        for name, size in (("a", 2 * GB), ("b", 5 * GB), ("c", 4 * GB)):
+            await rig.add(name, size)
+        for name in ("b", "a", "b"):
+            await work(rig, name)
+            if name == "b":
+                await rig.switcher.evict("b")
+        rig.switcher.assume("b", 0.0, for_good=for_good)
+        await work(rig, "b")
+        rig.spans("switch")
+        await work(rig, "c")
+        return [evicted for span in rig.spans("switch") for evicted in span.attributes.get("evicted", ())]
+
+    evicted, _ = run(main())
+    assert evicted == [second]
+
+
 def test_every_switch_is_a_span_with_reason_bytes_and_waiters(make_rig):
     async def main():
         rig = make_rig()

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlinf_plugins.scheduler.lock.fence import Permit
-from rlinf_verl.trainer.ranks import ranks_of, seal
+from rlinf_verl.trainer import worker_side
+from rlinf_verl.trainer.ranks import call_all, ranks_of, seal
 
 
 class AllReplicas:
@@ -23,6 +24,7 @@ class AllReplicas:
         global_steps: Gives the version of the actor's weights.
         fence_folder: Where the device fences of every machine are.
         awake: Whether the replicas are awake when this is made.
+        fetches_actor: The sync brings the actor's shard to its device (FSDP1, LoRA); it is put back where it was.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class AllReplicas:
         *,
         fence_folder: str,
         awake: bool = True,
+        fetches_actor: bool = False,
     ) -> None:
         self.name = name
         self._manager = manager
@@ -44,6 +47,7 @@ class AllReplicas:
         self._global_steps = global_steps
         self._folder = fence_folder
         self._awake = awake
+        self._fetches_actor = fetches_actor
 
     @property
     def footprint(self) -> Mapping[str, int]:
@@ -63,8 +67,14 @@ class AllReplicas:
     async def onload(self, permit: Permit) -> None:
         """``CheckpointEngineManager.update_weights``."""
         await seal(self._ranks, permit, self._folder)
-        await asyncio.to_thread(self._manager.update_weights, self._global_steps())
+        await asyncio.to_thread(self.refresh)
+        if self._fetches_actor:
+            await call_all(worker.__ray_call__.remote(worker_side.put_back, "actor") for worker, _ in self._ranks)
         self._awake = True
+
+    def refresh(self) -> None:
+        """Bring the actor's weights to replicas that are awake, or wake them with these."""
+        self._manager.update_weights(self._global_steps())
 
     async def resident_bytes(self) -> Mapping[str, int]:
         """As declared: the replicas share their devices with the actor, whose bytes cannot be told from theirs."""

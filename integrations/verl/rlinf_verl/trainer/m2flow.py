@@ -16,12 +16,13 @@ from rlinf_verl.trainer.arrivals import Arrivals
 from rlinf_verl.trainer.metrics import reward_info_metrics
 from rlinf_verl.trainer.minibatch import sized_for
 from rlinf_verl.trainer.replay import ArrivalReplayBuffer
+from rlinf_verl.trainer.sharing_trainer import SharesDevices
 from rlinf_verl.trainer.workers import WORKER_CLASSES
 from rlinf_verl.vla.loss_advantage import EpisodeAdvantages
 
 
 @register_trainer(TRAINER_MODE)
-class M2FlowTrainer(EpisodeAdvantages, PPOTrainerSync):  # type: ignore[misc]
+class M2FlowTrainer(SharesDevices, EpisodeAdvantages, PPOTrainerSync):  # type: ignore[misc]
     """Temporal mode: stages take turns on one set of devices, exactly as in veRL's ``sync``.
 
     What differs is that the trainer sleeps until rollouts arrive instead of polling, that failed rollouts are reported

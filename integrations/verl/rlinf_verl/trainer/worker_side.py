@@ -35,6 +35,14 @@ def move_engine(
             _SENT_OFF.discard(training_worker)
 
 
+def put_back(worker: Any, part: Part) -> None:
+    """Take off the device again what a weight sync fetched of an engine that had been sent off it."""
+    training_worker = find_training_worker(worker, part)
+    if training_worker in _SENT_OFF:
+        training_worker.to("cpu", model=True, optimizer=False, grad=False)
+        synchronise()
+
+
 def seal(worker: Any, permit: Permit, folder: str, device: str) -> None:
     """Show a permit to the fence of this worker's device.
 
