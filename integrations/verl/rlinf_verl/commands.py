@@ -6,11 +6,13 @@ from typing import Annotated, Literal
 import typer
 
 from rlinf_verl.search import commands as search_commands
+from rlinf_verl.vla import commands as vla_commands
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
     search_commands.register(app)
+    vla_commands.register(app)
 
     @app.command("make-tiny")
     def make_tiny(

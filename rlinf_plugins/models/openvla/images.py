@@ -100,7 +100,7 @@ def as_rgb(frame: Any, where: str) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(array))
 
 
-def libero_view(frame: Frame, size: int = 224) -> Frame:
+def libero_view(frame: Frame, size: int = 224, upright: bool = False) -> Frame:
     """Bring a LIBERO camera frame to what the released OFT checkpoints were trained on.
 
     Rotates by 180 degrees, passes through JPEG (the training data was stored that way) and resizes with Lanczos-3.
@@ -108,8 +108,9 @@ def libero_view(frame: Frame, size: int = 224) -> Frame:
     Args:
         frame: ``[H, W, 3]`` uint8, as the simulator renders it.
         size: Side of the result in pixels.
+        upright: The frame was rotated already, as ``rlinf_plugins.envs.libero`` does.
     """
-    return _lanczos(_jpeg(np.ascontiguousarray(frame[::-1, ::-1])), size)
+    return _lanczos(_jpeg(np.ascontiguousarray(frame if upright else frame[::-1, ::-1])), size)
 
 
 def centre_crop(frame: Frame, area: float = 0.9, size: int = 224) -> Frame:

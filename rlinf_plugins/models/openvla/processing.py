@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rlinf_plugins.core.errors import ObservationError
+from rlinf_plugins.core.errors import ConfigError, ObservationError
 from rlinf_plugins.models.openvla.actions import ActionCodec
 from rlinf_plugins.models.openvla.checkpoint import read_config
 from rlinf_plugins.models.openvla.config import ActionSpec
@@ -81,7 +81,7 @@ class OpenVLAProcessor:
         cls,
         folder: str | Path,
         *,
-        unnorm_key: str,
+        unnorm_key: str | None = None,
         spec: ActionSpec | None = None,
         statistics: Literal["replace", "merge"] = "replace",
         extremes: bool = False,
@@ -90,17 +90,29 @@ class OpenVLAProcessor:
 
         Args:
             folder: The checkpoint.
-            unnorm_key: Data set; an unknown one is an error that lists those present.
+            unnorm_key: Data set; may be left out where the checkpoint knows one only. An unknown one is an error that
+                lists those present.
             spec: How actions are decoded; what ``config.json`` says where None.
             statistics: See :func:`~rlinf_plugins.models.openvla.statistics.load_statistics`.
             extremes: Normalise by minimum and maximum (ALOHA).
+
+        Raises:
+            ConfigError: No ``unnorm_key``, and not one data set to choose.
         """
         config = read_config(Path(folder))
+        known = load_statistics(folder, config.norm_stats, statistics)
+        if unnorm_key is None:
+            if len(known.datasets) != 1:
+                raise ConfigError(
+                    f"{folder} knows {len(known.datasets)} data sets ({', '.join(sorted(known.datasets)) or 'none'}); "
+                    "say which robot is driven with unnorm_key"
+                )
+            unnorm_key = next(iter(known.datasets))
         return cls(
             prompts=PromptEncoder.from_folder(folder),
             images=ImageProcessor(config.image_resize_strategy, config.image_sizes[0]),
             codec=ActionCodec(config.n_action_bins),
-            statistics=load_statistics(folder, config.norm_stats, statistics),
+            statistics=known,
             unnorm_key=unnorm_key,
             spec=spec or config.spec(),
             extremes=extremes,

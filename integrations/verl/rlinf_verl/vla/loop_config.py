@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 
 from rlinf_plugins.core.config import from_mapping
 from rlinf_plugins.core.errors import ConfigError, MissingExtraError, UnknownNameError
-from rlinf_plugins.envs import EnvFactory, PoolConfig
+from rlinf_plugins.envs import EnvFactory, EnvSpec, PoolConfig
 from rlinf_verl.config import NODE, m2flow_config
 from rlinf_verl.vla.loss_filter import check_bounds
 
@@ -27,6 +27,8 @@ class EmbodiedConfig:
         workers: Actors they are spread over. One is right on one machine.
         cameras: Observation arrays the policy sees, in its order; None takes all images, the main one first.
         proprio: Observation array that is the policy's proprioceptive state; None for a policy that takes none.
+        view: ``libero`` brings frames to what OpenVLA-OFT's LIBERO checkpoints were trained on (JPEG, Lanczos-3 to 224
+            pixels, the centre 0.9 of the area); ``none`` leaves them.
         gripper: How the last number of an action, in [0, 1], becomes the robot's: ``libero``, ``widowx`` or ``none``.
         execute: Actions of a chunk that are executed before the policy looks again; None executes all.
         keep_groups: ``[lowest, highest]`` mean return of the groups that are learnt from; the others leave the loss and
@@ -40,6 +42,7 @@ class EmbodiedConfig:
     workers: int = 1
     cameras: list[str] | None = None
     proprio: str | None = None
+    view: Literal["none", "libero"] = "none"
     gripper: Literal["none", "libero", "widowx"] = "none"
     execute: int | None = None
     keep_groups: list[float] | None = None
@@ -62,6 +65,19 @@ class EmbodiedConfig:
     def share(self, worker: int) -> int:
         """Environments of one worker; the first ones take what does not divide."""
         return self.num_envs // self.workers + (worker < self.num_envs % self.workers)
+
+    def choose_cameras(self, spec: EnvSpec) -> list[str]:
+        """Return the observation arrays the policy sees.
+
+        Raises:
+            ConfigError: One the environment does not have.
+        """
+        cameras = spec.images() if self.cameras is None else self.cameras
+        for name in [*cameras, *([self.proprio] if self.proprio else [])]:
+            if name not in spec.observation:
+                known = ", ".join(sorted(spec.observation))
+                raise ConfigError(f"{WHERE}: the environment has no observation {name!r}; it has {known}")
+        return cameras
 
     def make_factory(self) -> EnvFactory:
         """Import and call the factory's maker.

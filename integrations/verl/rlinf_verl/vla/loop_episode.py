@@ -9,6 +9,7 @@ import numpy as np
 from rlinf_plugins.core.errors import EpisodeFailedError
 from rlinf_plugins.envs import InitialState, StepResult
 from rlinf_plugins.models.openvla.actions import libero_gripper, widowx_gripper
+from rlinf_plugins.models.openvla.images import centre_crop, libero_view
 from rlinf_verl.vla.loop_config import EmbodiedConfig
 from rlinf_verl.vla.rollout_engine import Decision
 from rlinf_verl.vla.rows import Chunk, EpisodeTrace
@@ -17,6 +18,11 @@ _GRIPPERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "none": lambda actions: actions,
     "libero": libero_gripper,
     "widowx": widowx_gripper,
+}
+
+_VIEWS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "none": lambda frame: frame,
+    "libero": lambda frame: centre_crop(libero_view(frame, upright=True)),
 }
 
 
@@ -54,7 +60,7 @@ class EpisodeRunner:
         self._pool = pool
         self._config = config
         self._cameras = cameras
-        self._gripper = _GRIPPERS[config.gripper]
+        self._gripper, self._view = _GRIPPERS[config.gripper], _VIEWS[config.view]
 
     async def run(
         self, *, uid: str, session: int, slot: int, initial: InitialState, decide: Decide, sampling: dict[str, Any]
@@ -95,7 +101,7 @@ class EpisodeRunner:
         return trace
 
     def _see(self, state: StepResult) -> tuple[list[np.ndarray], np.ndarray | None]:
-        images = [state.observation[name] for name in self._cameras]
+        images = [self._view(state.observation[name]) for name in self._cameras]
         return images, None if self._config.proprio is None else state.observation[self._config.proprio]
 
     def _command(self, decision: Decision) -> np.ndarray:

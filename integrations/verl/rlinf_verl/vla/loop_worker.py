@@ -11,11 +11,11 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.rollout.llm_server import LLMServerClient
 
-from rlinf_plugins.core.errors import ConfigError, RestartStormError
+from rlinf_plugins.core.errors import RestartStormError
 from rlinf_plugins.envs import EnvPool, InitialState
 from rlinf_verl import handshake
 from rlinf_verl.trainer.arrivals import RolloutFailure
-from rlinf_verl.vla.loop_config import WHERE, EmbodiedConfig, embodied_config
+from rlinf_verl.vla.loop_config import embodied_config
 from rlinf_verl.vla.loop_episode import EpisodeRunner
 from rlinf_verl.vla.loss_value import value_options
 from rlinf_verl.vla.rollout_engine import Decision
@@ -83,17 +83,9 @@ class EmbodiedWorker:
         self._slots = Slots(options.share(index))
         given = OmegaConf.to_container(config.actor_rollout_ref.model.override_config or OmegaConf.create())
         always = value_options(given if isinstance(given, dict) else {}).value_bootstrap == "always"
-        self._runner = EpisodeRunner(self._pool, options, self._cameras(options), values_the_end=always)
-
-    def _cameras(self, options: EmbodiedConfig) -> list[str]:
-        known = list(self._pool.spec.observation)
-        cameras = self._pool.spec.images() if options.cameras is None else options.cameras
-        for name in [*cameras, *([options.proprio] if options.proprio else [])]:
-            if name not in known:
-                raise ConfigError(
-                    f"{WHERE}: the environment has no observation {name!r}; it has {', '.join(sorted(known))}"
-                )
-        return cameras
+        self._runner = EpisodeRunner(
+            self._pool, options, options.choose_cameras(self._pool.spec), values_the_end=always
+        )
 
     async def ready(self) -> int:
         """Return the number of environments once they are up."""

@@ -46,9 +46,7 @@ def count_units(data: Mapping[str, Any], width: int) -> torch.Tensor:
         data: Rows with ``loss_mask``, nested.
         width: Tokens of a unit.
     """
-    return sum(
-        (_units(mask, width).bool().any(dim=1).sum() for mask in data["loss_mask"].unbind()), torch.zeros((), dtype=int)
-    )
+    return torch.stack([_units(mask, width).bool().any(dim=1).sum() for mask in data["loss_mask"].unbind()]).sum()
 
 
 def at_level(output: ActionOutput, data: TensorDict, width: int) -> tuple[ActionOutput, TensorDict]:
@@ -86,12 +84,11 @@ def at_level(output: ActionOutput, data: TensorDict, width: int) -> tuple[Action
     lengths = zip(data["prompts"].unbind(), changed["responses"].unbind(), strict=True)
     changed["input_ids"] = _nested([torch.cat([prompt, response]) for prompt, response in lengths])
 
-    def summed(values: torch.Tensor | None) -> torch.Tensor | None:
-        if values is None:
-            return None
+    def summed(values: torch.Tensor) -> torch.Tensor:
         return (values.flatten(1) * rows).view(len(rows), -1, width).sum(dim=2, keepdim=True)
 
-    return output._replace(log_probs=summed(output.log_probs), entropy=summed(output.entropy)), changed
+    entropy = None if output.entropy is None else summed(output.entropy)
+    return output._replace(log_probs=summed(output.log_probs), entropy=entropy), changed
 
 
 def _units(row: torch.Tensor, width: int) -> torch.Tensor:

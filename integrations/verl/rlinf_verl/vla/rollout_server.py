@@ -11,7 +11,7 @@ from verl.utils.fs import copy_to_local
 from verl.workers.rollout.replica import TokenOutput
 
 from rlinf_plugins.core.errors import ConfigError, RequestRejectedError
-from rlinf_plugins.models.openvla import OpenVLAForActionPrediction, OpenVLAProcessor, load_policy, load_statistics
+from rlinf_plugins.models.openvla import OpenVLAForActionPrediction, OpenVLAProcessor, load_policy
 from rlinf_plugins.models.openvla.checkpoint import read_config
 from rlinf_verl.rollout.host import Engine
 from rlinf_verl.rollout.options import HFOptions, check_single_process, options
@@ -72,27 +72,13 @@ def build_policy_engine(rollout: Any, path: str, replica_rank: int) -> PolicyEng
     policy = load_policy(folder, dtype=dtype) if loaded else OpenVLAForActionPrediction(read_config(folder)).to(dtype)
     return PolicyEngine(
         policy.to(chosen.device),
-        _processor(folder, chosen),
+        OpenVLAProcessor.from_folder(
+            folder, unnorm_key=chosen.unnorm_key, statistics=chosen.statistics, extremes=chosen.extremes
+        ),
         ResidentWeights(policy, loaded=loaded),
         max_batch=chosen.max_batch,
         max_wait_s=chosen.max_wait_ms / 1000,
         seed=rollout.seed + replica_rank,
-    )
-
-
-def _processor(folder: Path, chosen: VLAOptions) -> OpenVLAProcessor:
-    known = load_statistics(folder, read_config(folder).norm_stats, chosen.statistics).datasets
-    key = chosen.unnorm_key
-    if key is None and len(known) != 1:
-        raise ConfigError(
-            f"{folder} knows {len(known)} data sets ({', '.join(sorted(known)) or 'none'}); say which robot is driven "
-            f"with rollout.engine_kwargs.{NAME}.unnorm_key"
-        )
-    return OpenVLAProcessor.from_folder(
-        folder,
-        unnorm_key=next(iter(known)) if key is None else key,
-        statistics=chosen.statistics,
-        extremes=chosen.extremes,
     )
 
 
