@@ -3,6 +3,7 @@
 Imports Gymnasium only in the process that makes the environment.
 """
 
+import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,8 @@ class GymFactory:
         success: Key of the step's ``info`` that says that the task is solved; without it, ``terminated`` says so.
         task: Instruction.
         trials: Number of initial states; None is no limit.
+        deterministic: Equal seeds and actions give equal episodes. A snapshot is then the seed and the actions so far,
+            and restoring takes them again; without it there are no snapshots.
         environment: Variables of the worker's process.
     """
 
@@ -41,6 +44,7 @@ class GymFactory:
     success: str = "is_success"
     task: str = ""
     trials: int | None = None
+    deterministic: bool = True
     environment: Mapping[str, str] = field(default_factory=lambda: {"OMP_NUM_THREADS": "1"})
 
     def __call__(self) -> Environment:
@@ -83,15 +87,21 @@ class GymEnv:
             tasks=(factory.task or name,),
             trials=factory.trials,
             max_episode_steps=limit,
+            resets_exactly=factory.deterministic,
+            snapshot_tolerance=0.0 if factory.deterministic else None,
         )
+        self._initial = InitialState()
+        self._taken: list[np.ndarray] = []
 
     def reset(self, initial: InitialState) -> str:
         """Start the episode of seed ``trial``."""
         self._seen, _ = self._env.reset(seed=initial.trial)
+        self._initial, self._taken = initial, []
         return self.spec.tasks[initial.task]
 
     def step(self, action: np.ndarray) -> Outcome:
         """Apply one action."""
+        self._taken.append(np.array(action))
         self._seen, reward, terminated, truncated, info = self._env.step(action)
         success = bool(info.get(self._factory.success, terminated))
         return Outcome(
@@ -107,8 +117,35 @@ class GymEnv:
         image = isinstance(seen, np.ndarray) and seen.dtype == np.uint8 and seen.ndim == 3
         observation = {"main_images": seen} if image else {"states": _flat(seen)}
         if self._factory.render_size:
-            observation["main_images"] = np.asarray(self._env.render(), np.uint8)
+            observation["main_images"] = self._draw()
         return observation
+
+    def _draw(self) -> np.ndarray:
+        """Draw, and leave MuJoCo as it was: Gymnasium-Robotics moves its markers and recomputes poses when it draws."""
+        inner = self._env.unwrapped
+        data = getattr(inner, "data", None)
+        if data is None or type(data).__module__.partition(".")[0] != "mujoco":
+            return np.asarray(self._env.render(), np.uint8)
+        names = [name for name in dir(data) if isinstance(getattr(data, name), np.ndarray)]
+        kept, markers = {name: getattr(data, name).copy() for name in names}, inner.model.site_pos.copy()
+        try:
+            return np.asarray(self._env.render(), np.uint8)
+        finally:
+            inner.model.site_pos[:] = markers
+            for name, array in kept.items():
+                if getattr(data, name).shape == array.shape:  # lists of contacts may differ; a step makes them anew
+                    getattr(data, name)[...] = array
+
+    def save(self) -> bytes:
+        """Return the seed and the actions taken since: Gymnasium has no common way to save a state."""
+        return pickle.dumps((self._initial, self._taken))
+
+    def load(self, state: bytes) -> None:
+        """Take the saved actions again."""
+        initial, taken = pickle.loads(state)
+        self.reset(initial)
+        for action in taken:
+            self.step(action)
 
     def close(self) -> None:
         """Close the environment."""

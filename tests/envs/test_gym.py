@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rlinf_plugins.core.errors import EnvContractError, UnknownNameError
+from rlinf_plugins.core.errors import EnvContractError, SnapshotError, UnknownNameError
 from rlinf_plugins.envs import InitialState
 from rlinf_plugins.envs.gym import GymFactory
 
@@ -41,3 +41,23 @@ def test_a_robotics_environment_runs_in_the_pool(make_pool):
     assert batch.failures == {}
     assert batch.valid.all()
     np.testing.assert_array_equal(pool.reset([InitialState(trial=1)]).observation["states"], first)
+
+
+def test_a_snapshot_replays_exactly_in_another_process(make_pool, seed):
+    pool = make_pool(GymFactory(env_id="Pendulum-v1"), 2)
+    actions = np.random.default_rng(seed).uniform(-2, 2, (1, 9, 1))
+    pool.reset([InitialState(trial=5), InitialState(trial=6)])
+    pool.step_chunk(actions, [0])
+    saved = pool.save([0])[0]
+    rest = pool.step_chunk(actions, [0])
+    pool.load({1: saved})
+    replay = pool.step_chunk(actions, [1])
+    np.testing.assert_array_equal(replay.observation["states"], rest.observation["states"])
+    np.testing.assert_array_equal(replay.rewards, rest.rewards)
+
+
+def test_what_is_not_deterministic_has_no_snapshots(make_pool):
+    pool = make_pool(GymFactory(env_id="Pendulum-v1", deterministic=False), 1)
+    pool.reset([InitialState()])
+    with pytest.raises(SnapshotError, match="cannot be snapshotted"):
+        pool.save()
