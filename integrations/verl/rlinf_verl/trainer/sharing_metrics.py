@@ -15,8 +15,9 @@ def switch_metrics(spans: Sequence[Span]) -> dict[str, float]:
 
     Returns:
         ``sharing/switches``; ``sharing/switch_s``, ``sharing/onload_s`` and ``sharing/offload_s`` in seconds;
-        ``sharing/bytes_in`` and ``sharing/bytes_out``; ``sharing/waiters``, the most that waited at a switch; and
-        ``sharing/{resident}/onloads`` and ``/offloads`` of those that moved.
+        ``sharing/bytes_in`` and ``sharing/bytes_out``; ``sharing/waiters``, the most that waited at a switch;
+        ``sharing/{resident}/onloads`` and ``/offloads`` of those that moved; and why: how often somebody left so that
+        another could come, as ``sharing/{resident}/left_for/{other}``.
     """
     found = _switches(spans)
     moves = {move: [span for span in spans if span.name == move] for move in ("onload", "offload")}
@@ -31,6 +32,11 @@ def switch_metrics(spans: Sequence[Span]) -> dict[str, float]:
         metrics[f"sharing/{move}_s"] = sum(span.seconds for span in done)
         for resident, count in Counter(span.attributes["resident"] for span in done).items():
             metrics[f"sharing/{resident}/{move}s"] = float(count)
+    reasons = Counter(
+        (gone, span.attributes["resident"]) for span in found for gone in span.attributes.get("evicted", ())
+    )
+    for (gone, other), count in reasons.items():
+        metrics[f"sharing/{gone}/left_for/{other}"] = float(count)
     return metrics
 
 

@@ -100,7 +100,10 @@ def test_in_tight_memory_they_take_turns_and_each_turn_is_reported(rig):
         "sharing/rollout/onloads": 1,
         "sharing/actor/onloads": 1,
         "sharing/actor/offloads": 1,
+        "sharing/rollout/left_for/actor": 1,
+        "sharing/actor/left_for/rollout": 1,
     }
+    assert found["sharing/ref/left_for/rollout"] == 1
     assert found["sharing/bytes_in"] == 50 + 10 + 60
     assert found["sharing/bytes_out"] == 60 + 50 + 10
     assert found["sharing/switches"] == 3
@@ -114,8 +117,8 @@ def test_the_replicas_leave_first_since_they_get_new_weights_anyway(rig):
     medium.sharing.sync_weights()
     medium.sharing.take_metrics()
     found = medium.step()
-    assert found["sharing/rollout/offloads"] == 1, "not the actor, though its moves take less"
-    assert "sharing/actor/offloads" not in found
+    assert found["sharing/rollout/left_for/ref"] == 1, "not the actor, though its moves take less"
+    assert "sharing/actor/left_for/ref" not in found
 
 
 def test_replicas_that_cannot_stay_leave_after_every_generation(rig):
@@ -239,6 +242,7 @@ def test_spans_become_numbers_and_lines():
         "sharing/actor/onloads": 1,
         "sharing/actor/offloads": 1,
         "sharing/rollout/offloads": 1,
+        "sharing/rollout/left_for/actor": 1,
     }
     first, second = switch_lines(spans)
     assert first.startswith("actor came, rollout left (actor#2 runs next; 50 bytes in, 60 out, 2 waiting)")
