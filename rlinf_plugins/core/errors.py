@@ -222,6 +222,10 @@ class FlowError(RlinfError, ValueError):
     """A flow is not a usable graph: an unknown stage, a duplicate, a cycle without turns, spans that contradict it."""
 
 
+class StageFailedError(RlinfError):
+    """A worker of a running flow raised; the message names the worker, its error is the cause."""
+
+
 class ClusterError(RlinfError, ValueError):
     """A cluster description is inconsistent, or the machines at hand are not the ones it describes."""
 

@@ -1,7 +1,7 @@
 """Flows from what happens: built from roles, captured from stage-call spans, checked against them.
 
 A stage call is a span with the attribute ``stage``. ``reads`` and ``writes`` name the channels it took its input from
-and sent its output to; ``step`` numbers the training step.
+and sent its output to, ``barriers`` those of which it needed everything; ``step`` numbers the training step.
 """
 
 from collections import defaultdict
@@ -116,7 +116,8 @@ def flow_from_spans(spans: Iterable[Span], *, name: str, items: int, turns: Mapp
             for source in writers[channel]:
                 if source != call.attributes["stage"]:
                     pair = (source, str(call.attributes["stage"]))
-                    edges[pair] = Edge(source=pair[0], target=pair[1])
+                    waits = channel in call.attributes.get("barriers", ())
+                    edges[pair] = Edge(source=pair[0], target=pair[1], kind="barrier" if waits else "data")
     loops = _loops(order, list(edges), calls, dict(turns or {}))
     stages = tuple(Stage(name=stage) for stage in order)
     return Flow(name=name, items=items, stages=stages, edges=tuple(edges.values()), loops=loops)
