@@ -1,5 +1,6 @@
 """Virtual devices: shares of a machine's cores and memory that Ray and veRL treat as accelerators."""
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -90,14 +91,16 @@ class VirtualDevices:
         return cls(cores=tuple(tuple(c) for c in value["cores"]), memory_bytes=value["memory_bytes"])
 
     def bind(self, index: int) -> None:
-        """Confine this process to the cores of device ``index`` (modulo the number of devices).
+        """Confine this process, with the threads it has, to the cores of device ``index`` (modulo their number).
 
         Torch's thread pool follows, so that a device never computes with more threads than it has cores.
         """
         import torch
 
         cores = self.cores[index % self.count]
-        os.sched_setaffinity(0, cores)
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+                os.sched_setaffinity(int(thread), cores)
         torch.set_num_threads(len(cores))
 
 

@@ -11,6 +11,7 @@ from verl.workers.rollout.replica import RolloutReplica
 from verl.workers.rollout.utils import ensure_async_iterator
 
 from rlinf_plugins.core.errors import ConfigError
+from rlinf_verl.cpu.devices import VirtualDevices
 from rlinf_verl.rollout.options import HFOptions, check_single_process, options
 from rlinf_verl.rollout.server import HFServer, RolloutServer
 from rlinf_verl.rollout.weights import pack
@@ -41,6 +42,7 @@ class InProcessReplica(RolloutReplica):
             num_cpus=0,
             max_concurrency=self.max_concurrency,
             scheduling_strategy=await self._beside_worker(),
+            runtime_env=await self._device_of_worker(),
         )
         server = actor.remote(
             config=self.config,
@@ -52,6 +54,13 @@ class InProcessReplica(RolloutReplica):
         self.servers = [server]
         self._server_handle = server
         self._server_address = f"{self.config.name}:{self.replica_rank}"
+
+    async def _device_of_worker(self) -> dict[str, Any]:
+        """A server computes on its worker's virtual device; real ones it finds by itself."""
+        if VirtualDevices.from_environment() is None:
+            return {}
+        device = await self.workers[0].__ray_call__.remote(lambda _: os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+        return {"env_vars": {"CUDA_VISIBLE_DEVICES": device}}
 
     async def _beside_worker(self) -> Any:
         node = await self.workers[0].__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id())

@@ -9,6 +9,7 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import RolloutMode, TokenOutput
 
 from rlinf_plugins.core.errors import RequestRejectedError
+from rlinf_verl.cpu.devices import bind_assigned_device
 from rlinf_verl.rollout.engine import Generation, Request
 from rlinf_verl.rollout.host import Engine, EngineHost
 from rlinf_verl.rollout.options import HFOptions, build_engine, options
@@ -27,6 +28,7 @@ class RolloutServer:
     """
 
     def __init__(self, config: RolloutConfig, model_config: Any, rollout_mode: RolloutMode, replica_rank: int) -> None:
+        bind_assigned_device()
         self.config = config
         self.model_config = self.read_model_config(model_config)
         self.replica_rank = replica_rank
