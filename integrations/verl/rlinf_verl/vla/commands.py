@@ -43,6 +43,17 @@ def register(app: typer.Typer) -> None:
         if output is not None:
             report.write_json(output, verdicts, names, {"checkpoint": str(checkpoint), "suite": suite})
 
+    @app.command()
+    def smoke(
+        recipe: Annotated[str, typer.Argument(help="A tiny OpenVLA recipe; a wrong name lists them.")],
+        overrides: Annotated[list[str] | None, typer.Argument(help="Further Hydra overrides for veRL.")] = None,
+        folder: Annotated[Path | None, typer.Option(help="Where to keep everything; runs/RECIPE.")] = None,
+    ) -> None:
+        """Run a tiny recipe for a few steps, from a random checkpoint it makes: does everything work together here?"""
+        from rlinf_verl.vla import smoke as job
+
+        job.run(recipe, folder or Path("runs") / recipe, overrides or ())
+
     @app.command("make-tiny-openvla")
     def make_tiny_openvla(
         folder: Annotated[Path, typer.Argument(help="Where to write the checkpoint.")],
