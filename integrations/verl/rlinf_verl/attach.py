@@ -23,6 +23,7 @@ def attach() -> None:
     _on_import("verl.workers.engine.fsdp.transformer_impl", _register_cpu_engines)
     _on_import("verl.utils.model", _patch_on_cpu("VALUE_HEAD_ATTENTION"))
     _on_import("verl.workers.rollout.replica", _register_rollouts)
+    _on_import("verl.checkpoint_engine.base", _register_weight_transport)
     _on_import("verl.experimental.agent_loop.agent_loop", _register_agent_loops)
     _on_import("verl.trainer.ppo.v1", _register_trainer)
     handshake.record_attached()
@@ -82,6 +83,12 @@ def _register_rollouts(_: ModuleType) -> None:
     from rlinf_verl import rollout
 
     rollout.register()
+
+
+def _register_weight_transport(module: ModuleType) -> None:
+    from rlinf_verl.trainer.gloo_weights import BACKEND, GlooCheckpointEngine
+
+    module.CheckpointEngineRegistry.register(BACKEND)(GlooCheckpointEngine)
 
 
 def _register_agent_loops(module: ModuleType) -> None:

@@ -14,6 +14,8 @@ TRAINER_MODE = "m2flow"
 NODE = f"trainer.v1.{TRAINER_MODE}"
 """Path of the options in veRL's configuration."""
 
+Mode = Literal["temporal", "spatial"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VirtualDevicesConfig:
@@ -67,7 +69,10 @@ class M2FlowConfig:
     """Options of the trainer mode ``m2flow``.
 
     Attributes:
-        mode: How stages share devices. ``temporal``: they take turns on one set, as veRL's ``sync`` does.
+        mode: How stages share devices. ``temporal``: they take turns on one set, as veRL's ``sync`` does. ``spatial``:
+            rollout has devices of its own, and training starts on the first complete groups.
+        granularity: Prompts that training takes at a time. 0: the whole batch under ``temporal``, an eighth of a
+            mini-batch elsewhere.
         max_failed_fraction: The job stops when more than this share of a step's rollouts failed.
         stall_timeout_s: The job stops when no rollout finishes for this many seconds.
         virtual_devices: Devices made of CPU cores; see :class:`VirtualDevicesConfig`.
@@ -76,7 +81,8 @@ class M2FlowConfig:
         search: Options of the search-tool pool, read by the Search-R1 agent loop.
     """
 
-    mode: Literal["temporal"] = "temporal"
+    mode: Mode = "temporal"
+    granularity: int = 0
     max_failed_fraction: float = 0.5
     stall_timeout_s: float = 3600.0
     virtual_devices: VirtualDevicesConfig = field(default_factory=VirtualDevicesConfig)
@@ -85,7 +91,9 @@ class M2FlowConfig:
     search: dict[str, Any] = field(default_factory=dict)
 
     def validate(self, where: str) -> None:
-        """Reject fractions and timeouts out of range."""
+        """Reject numbers out of range."""
+        if self.granularity < 0:
+            raise ConfigError(f"{where}.granularity must be 0 (choose for me) or positive, got {self.granularity}")
         if not 0.0 <= self.max_failed_fraction <= 1.0:
             raise ConfigError(f"{where}.max_failed_fraction must lie in [0, 1], got {self.max_failed_fraction}")
         if self.stall_timeout_s <= 0:

@@ -18,6 +18,7 @@ from rlinf_plugins.core.errors import ConfigError, MissingAssetError
 from rlinf_verl import handshake
 from rlinf_verl.config import NODE, TRAINER_MODE, M2FlowConfig, is_requested, m2flow_config
 from rlinf_verl.cpu.devices import DEVICES_ENV, VirtualDevices, listen_on_loopback
+from rlinf_verl.modes import check_mode
 from rlinf_verl.trainer.sharing_sizes import check_plan
 from rlinf_verl.versions import check_host
 
@@ -55,6 +56,7 @@ def run(config: DictConfig) -> None:
         if is_requested(config):
             check_plan(config, options, devices.memory_bytes)
     if is_requested(config):
+        check_mode(config, options)
         with open_dict(config):
             agent = config.actor_rollout_ref.rollout.agent
             if agent.get("agent_loop_manager_class") is None:

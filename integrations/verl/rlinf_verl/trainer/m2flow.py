@@ -15,18 +15,22 @@ from rlinf_verl.config import TRAINER_MODE, m2flow_config
 from rlinf_verl.trainer.arrivals import Arrivals
 from rlinf_verl.trainer.metrics import reward_info_metrics
 from rlinf_verl.trainer.minibatch import sized_for
+from rlinf_verl.trainer.own_devices import OwnDevices
 from rlinf_verl.trainer.replay import ArrivalReplayBuffer
 from rlinf_verl.trainer.sharing_trainer import SharesDevices
+from rlinf_verl.trainer.streamed import StreamedStep
 from rlinf_verl.trainer.workers import WORKER_CLASSES
 from rlinf_verl.vla.loss_advantage import EpisodeAdvantages
 
 
 @register_trainer(TRAINER_MODE)
-class M2FlowTrainer(SharesDevices, EpisodeAdvantages, PPOTrainerSync):  # type: ignore[misc]
-    """Temporal mode: stages take turns on one set of devices, exactly as in veRL's ``sync``.
+class M2FlowTrainer(StreamedStep, OwnDevices, SharesDevices, EpisodeAdvantages, PPOTrainerSync):  # type: ignore[misc]
+    """veRL's ``sync`` step under a schedule: stages take turns on one set of devices, or overlap on devices apart.
 
-    What differs is that the trainer sleeps until rollouts arrive instead of polling, that failed rollouts are reported
-    with their cause and capped, and that a dead or stalled rollout ends the job with an error that names it.
+    Whatever the mode, the trainer's bases decide when a stage runs and on what part of the batch; what it computes is
+    veRL's. The temporal mode differs from ``sync`` only in that the trainer sleeps until rollouts arrive instead of
+    polling, that failed rollouts are reported with their cause and capped, and that a dead or stalled rollout ends the
+    job with an error that names it.
     """
 
     def __init__(self, config: DictConfig) -> None:
@@ -35,8 +39,8 @@ class M2FlowTrainer(SharesDevices, EpisodeAdvantages, PPOTrainerSync):  # type: 
         super().__init__(config)
 
     def _build_replay_buffer(self) -> Any:
-        # veRL keys its data path (fetch size, refill, what a checkpoint holds) on this name, and the temporal mode
-        # keeps the contract of `sync`: nothing is in flight between two steps.
+        # veRL keys its data path (fetch size, refill, what a checkpoint holds) on this name, and every mode keeps the
+        # contract of `sync`: nothing is in flight between two steps.
         self.trainer_mode = "sync"
         sampler = self.config.trainer.v1.sampler
         if sampler.custom_sampler.path:

@@ -47,6 +47,7 @@ class StreamedUpdate:
         settings: Mapping[str, Any],
     ) -> None:
         self._group = group
+        self.mini_batches = mini_batches
         self._chunks: list[list[Any]] = [[] for _ in range(mini_batches)]
         self._epochs = epochs
         self._denominator = denominator

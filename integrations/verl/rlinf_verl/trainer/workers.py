@@ -13,6 +13,7 @@ from verl.single_controller.base.decorator import (
     Dispatch,
     collect_all_to_all,
     dispatch_lazy_compute_data_proto,
+    make_nd_compute_dataproto_dispatch_fn,
     register,
 )
 from verl.utils import tensordict_utils as tu
@@ -38,6 +39,14 @@ class M2FlowTrainingWorker(TrainingWorker):  # type: ignore[misc]
         bind_assigned_device()
         super().__init__(*args, **kwargs)
         self._gradients: GradientSum | None = None
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
+    def infer_batch(self, data: TensorDict) -> TensorDict:
+        """Run veRL's forward pass; a fixed micro-batch shrinks until the rows of a chunk divide."""
+        if not self.engine_config.use_dynamic_bsz and "micro_batch_size_per_gpu" not in data:
+            limit = self.engine_config.infer_micro_batch_size_per_gpu
+            tu.assign_non_tensor(data, micro_batch_size_per_gpu=fitting_micro_batch(data.shape[0], limit))
+        return super().infer_batch(data)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def begin_mini_batch(self) -> None:
@@ -111,6 +120,7 @@ class M2FlowActorRolloutRefWorker(ActorRolloutRefWorker):  # type: ignore[misc]
     """Actor, rollout adapter and reference in one process."""
 
     actor_worker_cls = M2FlowTrainingWorker
+    ref_worker_cls = M2FlowTrainingWorker
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         handshake.require()

@@ -55,7 +55,7 @@ def run(model: Path, out: Path, ranks: int) -> None:
     }
     processes = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(SCRIPT), str(model), str(out)],
+            [sys.executable, "-X", "faulthandler", "-W", "ignore", str(SCRIPT), str(model), str(out)],
             env=os.environ | shared | {"RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
