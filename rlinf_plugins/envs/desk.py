@@ -64,6 +64,10 @@ class Desk:
             raise PoolUsageError(f"slots are repeated: {chosen}")
         return chosen
 
+    def running(self, slots: Sequence[int]) -> set[int]:
+        """Return those of ``slots`` whose process is up and waits for a command."""
+        return {slot for slot in slots if self.crew.slots[slot].status is Status.IDLE}
+
     def shape(self, actions: object, rows: int) -> np.ndarray:
         """Return ``actions`` as float32 ``[rows, steps, action_dim]``.
 

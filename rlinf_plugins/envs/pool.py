@@ -1,22 +1,19 @@
 """The env-worker pool: one supervised process per environment, driven together or each on its own."""
 
-import asyncio
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeAlias
 
 import numpy as np
 
-from rlinf_plugins.core.errors import PoolUsageError, RestartStormError, SnapshotError
-from rlinf_plugins.core.supervision import pack, unpack
+from rlinf_plugins.core.errors import PoolUsageError, RestartStormError
+from rlinf_plugins.envs.auto_reset import NextInitial, auto_reset
 from rlinf_plugins.envs.config import PoolConfig
+from rlinf_plugins.envs.coroutines import Coroutines
 from rlinf_plugins.envs.desk import Desk
 from rlinf_plugins.envs.protocol import EnvFactory, EnvSpec, InitialState
 from rlinf_plugins.envs.results import Batch, EpisodeRecord, StepResult
-from rlinf_plugins.envs.slot import Call, Status
-
-NextInitial: TypeAlias = Callable[[int], InitialState]
+from rlinf_plugins.envs.slot import Call
+from rlinf_plugins.envs.snapshots import Snapshots
 
 
 class EnvPool:
@@ -55,8 +52,8 @@ class EnvPool:
         self.spec: EnvSpec = self._desk.spec
         self._next_initial = next_initial
         self._inflight: dict[int, Call] = {}
-        self._reader: asyncio.AbstractEventLoop | None = None
-        self._parked: dict[int, bytes] = {}
+        self._coroutines = Coroutines(self._desk.crew)
+        self._snapshots = Snapshots(self._desk)
 
     def __len__(self) -> int:
         return len(self._desk.everyone)
@@ -115,7 +112,7 @@ class EnvPool:
         self._desk.wait(self._desk.begin_steps(chosen, chunk))
         batch = self._desk.batch(chosen, chunk.shape[1])
         if self._next_initial is not None:
-            self._auto_reset(batch, self._next_initial)
+            auto_reset(batch, self._desk.running(batch.slots), self._next_initial, self.reset)
         return batch
 
     def send(self, actions: object, slots: Sequence[int]) -> None:
@@ -154,53 +151,16 @@ class EnvPool:
     async def async_reset(self, slot: int, initial: InitialState) -> StepResult:
         """Start an episode in one environment. Errors as in :meth:`reset`."""
         self._desk.choose([slot])
-        result = await self._call(slot, lambda: self._desk.begin_reset(slot, initial))
+        call = await self._coroutines.run(lambda: self._desk.begin_reset(slot, initial))
         self._refuse_storm(slot)
-        return result
+        return self._desk.result(call)
 
     async def async_step(self, slot: int, actions: object) -> StepResult:
         """Execute a chunk in one environment: ``[steps, action_dim]`` or ``[action_dim]``. Errors as in step_chunk."""
         chosen = self._desk.choose([slot])
         array = np.asarray(actions)
         chunk = self._desk.shape(array[None] if array.ndim == 2 else array[None, None], 1)
-        return await self._call(slot, lambda: self._desk.begin_steps(chosen, chunk)[0])
-
-    async def _call(self, slot: int, begin: Any) -> StepResult:
-        loop = asyncio.get_running_loop()
-        self._attach(loop)
-        future: asyncio.Future[None] = loop.create_future()
-        thread = threading.get_ident()
-
-        def settle() -> None:
-            if not future.done():
-                future.set_result(None)
-
-        def wake(_: Call) -> None:
-            if threading.get_ident() == thread:
-                settle()
-            else:
-                loop.call_soon_threadsafe(settle)
-
-        with self._desk.crew.lock:
-            call: Call = begin()
-            if not call.done:
-                call.callback = wake
-        if not call.done:
-            try:
-                await future
-            except asyncio.CancelledError:
-                with self._desk.crew.lock:
-                    call.callback, call.abandoned = None, True
-                raise
-        return self._desk.result(call)
-
-    def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._reader is loop:
-            return
-        if self._reader is not None and not self._reader.is_closed():
-            self._reader.remove_reader(self._desk.crew.fileno())
-        loop.add_reader(self._desk.crew.fileno(), self._desk.crew.pump, 0)
-        self._reader = loop
+        return self._desk.result(await self._coroutines.run(lambda: self._desk.begin_steps(chosen, chunk)[0]))
 
     # --- snapshots --------------------------------------------------------------------------------------------
 
@@ -211,19 +171,7 @@ class EnvPool:
             SnapshotError: The environment has no snapshots, or one could not be taken.
             PoolUsageError: A slot has no running episode.
         """
-        chosen = self._desk.choose(slots)
-        if self.spec.snapshot_tolerance is None:
-            raise SnapshotError(f"{self.spec.name} cannot be snapshotted (snapshot_tolerance is None)")
-        for slot in chosen:
-            if not self._desk.ledger.is_open(slot):
-                raise PoolUsageError(f"environment {slot} has no running episode to save")
-        with self._desk.crew.lock:
-            calls = [self._desk.begin_save(slot) for slot in chosen]
-        self._desk.wait(calls)
-        failed = [str(call.failure) for call in calls if call.failure is not None]
-        if failed:
-            raise SnapshotError(f"snapshots could not be taken: {'; '.join(failed)}")
-        return {call.slot: pack((self.spec.name, self._desk.ledger.initial(call.slot), call.answer)) for call in calls}
+        return self._snapshots.save(self._desk.choose(slots))
 
     def load(self, snapshots: Mapping[int, bytes]) -> Batch:
         """Continue from snapshots, in any slot of any pool of the same environment.
@@ -239,16 +187,7 @@ class EnvPool:
         Raises:
             SnapshotError: A snapshot is of another environment.
         """
-        chosen = self._desk.choose(list(snapshots))
-        opened = {slot: _open_snapshot(data, self.spec.name) for slot, data in snapshots.items()}
-        with self._desk.crew.lock:
-            for slot in chosen:
-                self._desk.crew.check(slot, "load")
-            for slot in chosen:
-                self._desk.ledger.begin(slot, opened[slot][0])
-            calls = [self._desk.begin_load(slot, opened[slot][1]) for slot in chosen]
-        self._desk.wait(calls)
-        return self._desk.batch(chosen, 0)
+        return self._snapshots.load(snapshots)
 
     def offload(self) -> int:
         """Save every running episode, then end all processes, so that their memory is really free.
@@ -261,10 +200,7 @@ class EnvPool:
         Raises:
             SnapshotError: A running episode cannot be saved.
         """
-        running = [slot for slot in self._desk.everyone if self._desk.ledger.is_open(slot)]
-        self._parked = self.save(running) if running else {}
-        self._desk.crew.park()
-        return sum(len(data) for data in self._parked.values())
+        return self._snapshots.offload()
 
     def onload(self) -> Batch | None:
         """Start the processes again and continue every saved episode; the snapshots are kept until they are in.
@@ -275,18 +211,7 @@ class EnvPool:
         Raises:
             EnvStartError: A process cannot be started again; call :meth:`onload` once more to retry.
         """
-        self._desk.crew.unpark()
-        self._desk.crew.wait_ready()
-        if not self._parked:
-            return None
-        chosen = list(self._parked)
-        with self._desk.crew.lock:
-            calls = [
-                self._desk.begin_load(slot, _open_snapshot(self._parked[slot], self.spec.name)[1]) for slot in chosen
-            ]
-        self._desk.wait(calls)
-        self._parked = {}
-        return self._desk.batch(chosen, 0)
+        return self._snapshots.onload()
 
     # --- records and end --------------------------------------------------------------------------------------
 
@@ -304,33 +229,10 @@ class EnvPool:
 
     def close(self) -> None:
         """End all processes and close the open episodes as abandoned. May be called again."""
-        if self._reader is not None and not self._reader.is_closed():
-            self._reader.remove_reader(self._desk.crew.fileno())
-        self._reader = None
+        self._coroutines.detach()
         with self._desk.crew.lock:
             self._desk.ledger.close_all()
         self._desk.crew.close()
-
-    # --- inside -----------------------------------------------------------------------------------------------
-
-    def _auto_reset(self, batch: Batch, next_initial: NextInitial) -> None:
-        """Start the next episode of the rows that are done and put its first observation into the batch.
-
-        A row whose process is still being replaced stays frozen, so that it does not hold up the others; it is reset
-        by the first call that finds it running.
-        """
-        slots_up = {slot.index for slot in self._desk.crew.slots if slot.status is Status.IDLE}
-        rows = [row for row, slot in enumerate(batch.slots) if batch.done[row] and slot in slots_up]
-        slots = [batch.slots[row] for row in rows]
-        if not slots:
-            return
-        for row, slot in zip(rows, slots, strict=True):
-            batch.final_observation[slot] = {name: array[row].copy() for name, array in batch.observation.items()}
-        first = self.reset([next_initial(slot) for slot in slots], slots)
-        for position, row in enumerate(rows):
-            for name, array in batch.observation.items():
-                array[row] = first.observation[name][position]
-            batch.task_descriptions[row] = first.task_descriptions[position]
 
     def _refuse_storm(self, slot: int) -> None:
         failure = self._desk.failures.get(slot)
@@ -348,10 +250,3 @@ def _factories(factory: EnvFactory | Sequence[EnvFactory], num_envs: int | None)
     if not factories:
         raise PoolUsageError("a pool needs at least one environment (num_envs >= 1)")
     return factories
-
-
-def _open_snapshot(data: bytes, name: str) -> tuple[InitialState, bytes]:
-    saved, initial, state = unpack(data)
-    if saved != name:
-        raise SnapshotError(f"the snapshot is of {saved!r}, this pool runs {name!r}")
-    return initial, state
