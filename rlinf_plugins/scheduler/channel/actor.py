@@ -1,6 +1,7 @@
 """The broker in a Ray actor. The only module of the channel that needs Ray."""
 
 import asyncio
+import functools
 import os
 import pickle
 from collections.abc import Callable
@@ -15,7 +16,8 @@ from rlinf_plugins.core.config import suggest
 from rlinf_plugins.core.errors import BrokerUnreachableError, ConfigError, UnknownChannelError
 from rlinf_plugins.scheduler.channel.config import ChannelConfig
 from rlinf_plugins.scheduler.channel.host import Host
-from rlinf_plugins.scheduler.channel.link import Reply
+from rlinf_plugins.scheduler.channel.link import FutureReply, Reply
+from rlinf_plugins.scheduler.channel.sockets import Line, Port, Request, dial
 
 NAMESPACE = "rlinf-channels"
 _CONCURRENT = 1_000_000  # every waiting get is a call in progress; none may keep another from coming in
@@ -28,23 +30,29 @@ class Broker:
         self._name = name
         self._config = config
         self._host: Host | None = None
+        self._port = Port(self._do)
 
     async def call(self, operation: str, request: bytes) -> bytes:
         """Do one request; arguments and answer are pickles, which Ray carries as they are."""
-        if self._host is None:
-            self._host = Host(self._name, self._config)
-        return pickle.dumps(await self._host.call(operation, pickle.loads(request)), protocol=5)
+        return pickle.dumps(await self._do(operation, pickle.loads(request)), protocol=5)
 
-    async def node(self) -> str:
-        """Where the broker runs; the same text elsewhere means that memory is shared."""
-        return node_name()
+    async def place(self) -> tuple[str, str]:
+        """Where the broker runs (the same text elsewhere means that memory is shared), and its socket there."""
+        return node_name(), await self._port.open()
 
     async def shut_down(self) -> None:
         """Answer whoever waits and remove files."""
         if self._host is not None:
             self._host.shut_down()
+        await self._port.close()
+
+    async def _do(self, operation: str, arguments: tuple[Any, ...]) -> Any:
+        if self._host is None:
+            self._host = Host(self._name, self._config)
+        return await self._host.call(operation, arguments)
 
 
+@functools.cache
 def node_name() -> str:
     """A name that processes have in common if and only if they share memory: machine, boot and file system."""
     with open("/proc/sys/kernel/random/boot_id") as file:
@@ -88,16 +96,61 @@ class RayReply:
 
 
 class RayLink:
-    """Reaches a broker that is a Ray actor; can be pickled and used in other processes."""
+    """Reaches a broker that is a Ray actor: over its socket on the same node, else, or if that is lost, by actor calls.
 
-    def __init__(self, name: str, actor: Any, node: str) -> None:
+    Can be pickled and used in other processes.
+
+    Args:
+        name: Name of the channel.
+        actor: Handle of the actor.
+        place: What :meth:`Broker.place` answered.
+    """
+
+    def __init__(self, name: str, actor: Any, place: tuple[str, str]) -> None:
         self.name = name
-        self.node = node
+        self.node, self._path = place
         self._actor = actor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RayLink, (self.name, self._actor, (self.node, self._path))
 
     def submit(self, operation: str, arguments: tuple[Any, ...]) -> Reply:
         """Send a request."""
+        line = self._line()
+        if line is None:
+            return self._call(operation, arguments)
+        return FutureReply(line.submit(operation, arguments, self._take_over), self.name)
+
+    def _call(self, operation: str, arguments: tuple[Any, ...]) -> RayReply:
         return RayReply(self._actor.call.remote(operation, pickle.dumps(arguments, protocol=5)), self.name)
+
+    def _line(self) -> Line | None:
+        path = self._path
+        if not path or self.node != node_name():
+            return None
+        line = dial(path)
+        if line is None:  # the broker was restarted, or is gone; actor calls know which
+            self._path = ""
+            self._actor.place.remote().future().add_done_callback(self._moved)
+        return line
+
+    def _moved(self, place: Any) -> None:
+        if place.exception() is None:
+            self.node, self._path = place.result()
+
+    def _take_over(self, request: Request) -> None:
+        """A request is unanswered and the socket gone: Ray repeats it to a restarted broker, or says that it died."""
+
+        def settle(answer: Any) -> None:
+            if isinstance(answer, BrokerUnreachableError):
+                request.future.set_exception(answer)
+            else:
+                request.future.set_result(answer)
+
+        try:
+            self._call(request.operation, request.arguments).then(settle)
+        except Exception as error:  # Ray was shut down in this process
+            settle(BrokerUnreachableError(f"channel {self.name!r}: its broker cannot be reached any more: {error}"))
 
     def destroy(self) -> None:
         """End the broker's process."""
@@ -130,7 +183,7 @@ def create(name: str, config: ChannelConfig, options: dict[str, Any]) -> RayLink
         actor = ray.remote(Broker).options(**chosen).remote(name, config)
     except ValueError as error:
         raise ConfigError(f"channel {name!r} exists already: connect to it or choose another name") from error
-    return RayLink(name, actor, ray.get(actor.node.remote()))
+    return RayLink(name, actor, ray.get(actor.place.remote()))
 
 
 def connect(name: str) -> RayLink:
@@ -144,7 +197,7 @@ def connect(name: str) -> RayLink:
     except ValueError as error:
         names = [entry["name"] for entry in list_named_actors(all_namespaces=True) if entry["namespace"] == NAMESPACE]
         raise UnknownChannelError(f"unknown channel {name!r}; {suggest(name, names)}") from error
-    return RayLink(name, actor, ray.get(actor.node.remote()))
+    return RayLink(name, actor, ray.get(actor.place.remote()))
 
 
 def _unreachable(channel: str, error: BaseException) -> BrokerUnreachableError:

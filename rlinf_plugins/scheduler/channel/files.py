@@ -6,9 +6,14 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
+from rlinf_plugins.scheduler.channel import segments
 from rlinf_plugins.scheduler.channel.config import ChannelConfig
 from rlinf_plugins.scheduler.channel.model import Entry
 from rlinf_plugins.scheduler.channel.payload import Packer, Relayed, Rows, Segment, segment_of
+
+_WORTH_KEEPING = 1 << 20
+_KEPT = 16
+_SPARE_BYTES = 512 << 20
 
 
 class Files:
@@ -24,6 +29,9 @@ class Files:
         sync = config.journal is not None and config.journal.sync == "disk"
         self._packer = Packer(directory, f"relay-{os.getpid()}", config.inline_bytes, "segment", sync)
         self._rows_left: dict[str, int] = {}
+        # A journal's files must be there after a crash exactly if their items are: none is used for another.
+        self._spare_bytes = min(config.max_bytes // 4, _SPARE_BYTES) if config.journal is None else 0
+        self._free = os.path.join(directory, segments.FREE)
 
     def adopt(self, payloads: Iterable[Any]) -> None:
         """Count the rows of each segment that a journal has brought back."""
@@ -45,8 +53,25 @@ class Files:
             if left > 0:
                 self._rows_left[segment.name] = left
                 return
+        path = os.path.join(self._directory, segment.name)
         with suppress(FileNotFoundError):  # a repeated release after a restart
-            os.unlink(os.path.join(self._directory, segment.name))
+            if not self._keep(path, segment):
+                os.unlink(path)
+
+    def _keep(self, path: str, segment: Segment) -> bool:
+        """Keep a file for the next item, if it is worth it and few are kept."""
+        size = segment.layout[-1][0] + segment.layout[-1][1]
+        if not _WORTH_KEEPING <= size <= self._spare_bytes:
+            return False
+        os.makedirs(self._free, exist_ok=True)
+        sizes = []
+        for entry in os.scandir(self._free):
+            with suppress(FileNotFoundError):  # a producer took it
+                sizes.append(entry.stat().st_size)
+        if len(sizes) >= _KEPT or sum(sizes) + size > self._spare_bytes:
+            return False
+        os.rename(path, os.path.join(self._free, segment.name))
+        return True
 
     def _store(self, payload: Any, stored: dict[int, Any]) -> Any:
         if isinstance(payload, Rows):

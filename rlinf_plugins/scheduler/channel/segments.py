@@ -3,9 +3,15 @@
 Files are written rather than mapped and filled, because a full file system then raises an error where a mapping would
 kill the process, and because the kernel need not clear the pages first. Readers map copy-on-write: they may change what
 they got without others seeing it. A file that was removed stays readable to those who have mapped it.
+
+New pages cost more than the copy into them, so files that are no longer needed are kept in ``free/`` for the next item.
+A file is written again only when nobody has it mapped: readers hold a shared lock on it for as long as they do, which
+the kernel drops when they die.
 """
 
+import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import re
@@ -17,6 +23,9 @@ from rlinf_plugins.core.errors import ChannelError
 from rlinf_plugins.scheduler.channel.codec import Buffer
 
 ALIGN = 64
+FREE = "free"
+"""Folder, inside a channel's, of files to be written again."""
+
 _PREFIX = "rlinf-channel"
 _OWNER = re.compile(rf"{_PREFIX}-(\d+)-(\d+)-")
 
@@ -53,7 +62,7 @@ def sweep(base: Path) -> list[str]:
 
 
 def write(path: str, buffers: Sequence[Buffer], sync: bool = False) -> Layout:
-    """Write ``buffers`` to a new file, each at a multiple of 64 bytes.
+    """Write ``buffers`` to a file, each at a multiple of 64 bytes; a free file of the folder is used again.
 
     Args:
         path: File to create.
@@ -72,7 +81,9 @@ def write(path: str, buffers: Sequence[Buffer], sync: bool = False) -> Layout:
         if padding:
             parts.append(memoryview(bytes(padding)))
         offset += size + padding
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    file = _reuse(path, offset)
+    if file is None:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         _write_all(file, parts)
         if sync:
@@ -81,13 +92,15 @@ def write(path: str, buffers: Sequence[Buffer], sync: bool = False) -> Layout:
         os.unlink(path)
         if error.errno != errno.ENOSPC:
             raise
+        if _discard_free(os.path.dirname(path)):
+            return write(path, buffers, sync)
         free = shutil.disk_usage(os.path.dirname(path)).free
         raise ChannelError(
             f"no space for an item of {offset} bytes, {free} bytes are free in {os.path.dirname(path)}: lower "
             "max_bytes or give the container more shared memory (docker: --shm-size)"
         ) from error
     finally:
-        os.close(file)
+        os.close(file)  # and its lock, if it was used before
     return tuple(layout)
 
 
@@ -99,11 +112,55 @@ def read(path: str, layout: Layout) -> list[Buffer]:
     """
     file = os.open(path, os.O_RDONLY)
     try:
+        _hold(file, path)
         size = os.fstat(file).st_size
+        # The mapping keeps a duplicate of the descriptor, and so the lock, until it goes.
         whole: Buffer = memoryview(mmap.mmap(file, size, access=mmap.ACCESS_COPY)) if size else b""
     finally:
         os.close(file)
     return [memoryview(whole)[offset : offset + length] for offset, length in layout]
+
+
+def _hold(file: int, path: str) -> None:
+    """Keep ``file`` from being written again while its descriptor, or a duplicate, is open."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        same = os.stat(path).st_ino == os.fstat(file).st_ino
+    except (BlockingIOError, FileNotFoundError):
+        same = False
+    if not same:  # between opening and locking it was freed, and perhaps written again
+        raise FileNotFoundError(errno.ENOENT, "the item was committed meanwhile", path)
+
+
+def _reuse(path: str, size: int) -> int | None:
+    """Take a free file of at least half and at most twice ``size``; its descriptor, locked, under the name ``path``."""
+    folder = os.path.join(os.path.dirname(path), FREE)
+    try:
+        found = list(os.scandir(folder))
+    except FileNotFoundError:
+        return None
+    for entry in found:
+        with contextlib.suppress(FileNotFoundError):  # another producer took it
+            if not size <= 2 * entry.stat().st_size <= 4 * size:
+                continue
+            file = os.open(entry.path, os.O_WRONLY)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.rename(entry.path, path)
+                os.ftruncate(file, size)
+            except (BlockingIOError, FileNotFoundError):
+                os.close(file)
+                continue
+            return file
+    return None
+
+
+def _discard_free(directory: str) -> bool:
+    """Remove the free files of a channel's folder; tell whether there were any."""
+    gone = list(Path(directory, FREE).glob("*"))
+    for path in gone:
+        path.unlink(missing_ok=True)
+    return bool(gone)
 
 
 def _write_all(file: int, parts: list[memoryview]) -> None:
