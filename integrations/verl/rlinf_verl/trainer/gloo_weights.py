@@ -12,6 +12,7 @@ from typing import Any
 import ray
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from verl.checkpoint_engine.base import CheckpointEngine
 from verl.utils.net_utils import get_free_port
 
@@ -56,8 +57,8 @@ class GlooCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     def init_process_group(self, rank: int, world_size: int, place: dict[str, Any]) -> None:
         """Join the group, or keep the one there is: its members do not change during a job."""
         if self._place is None and rank >= 0:
-            store = dist.TCPStore(place["host"], place["port"], world_size, is_master=rank == 0, timeout=_TIMEOUT)
-            options = dist.ProcessGroupGloo._Options()
+            store = TCPStore(place["host"], place["port"], world_size, is_master=rank == 0, timeout=_TIMEOUT)
+            options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             options._devices = [
                 dist.ProcessGroupGloo.create_device(hostname=ray.util.get_node_ip_address().strip("[]"))
             ]

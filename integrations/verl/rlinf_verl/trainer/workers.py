@@ -40,7 +40,7 @@ class M2FlowTrainingWorker(TrainingWorker):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self._gradients: GradientSum | None = None
 
-    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)  # type: ignore[untyped-decorator]
     def infer_batch(self, data: TensorDict) -> TensorDict:
         """Run veRL's forward pass; a fixed micro-batch shrinks until the rows of a chunk divide."""
         if not self.engine_config.use_dynamic_bsz and "micro_batch_size_per_gpu" not in data:
@@ -48,18 +48,18 @@ class M2FlowTrainingWorker(TrainingWorker):  # type: ignore[misc]
             tu.assign_non_tensor(data, micro_batch_size_per_gpu=fitting_micro_batch(data.shape[0], limit))
         return super().infer_batch(data)
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def begin_mini_batch(self) -> None:
         """Start summing the gradients of a mini-batch; what an unfinished one left is forgotten."""
         self._gradients = GradientSum(self.engine, self.loss_fn)
         self._gradients.begin()
 
-    @register(dispatch_mode=_rows_to("train"))
+    @register(dispatch_mode=_rows_to("train"))  # type: ignore[untyped-decorator]
     def accumulate(self, data: TensorDict) -> None:
         """Add the gradients of a chunk; it may be of any size that divides over the ranks."""
         self._summing().add(self._prepared(data))
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def apply_gradients(self, denominator: Denominator, rows: int, last: bool) -> dict[str, Any]:
         """Apply the summed gradients as one optimizer step.
 
@@ -127,17 +127,17 @@ class M2FlowActorRolloutRefWorker(ActorRolloutRefWorker):  # type: ignore[misc]
         bind_assigned_device()
         super().__init__(*args, **kwargs)
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def begin_mini_batch(self) -> None:
         """See :meth:`M2FlowTrainingWorker.begin_mini_batch`."""
         self.actor.begin_mini_batch()
 
-    @register(dispatch_mode=_rows_to("actor"))
+    @register(dispatch_mode=_rows_to("actor"))  # type: ignore[untyped-decorator]
     def accumulate(self, data: TensorDict) -> None:
         """See :meth:`M2FlowTrainingWorker.accumulate`."""
         self.actor.accumulate(data)
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def apply_gradients(self, denominator: Denominator, rows: int, last: bool) -> dict[str, Any]:
         """See :meth:`M2FlowTrainingWorker.apply_gradients`."""
         metrics: dict[str, Any] = self.actor.apply_gradients(denominator, rows, last)
