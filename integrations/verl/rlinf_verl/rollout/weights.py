@@ -167,6 +167,8 @@ class ResidentWeights:
     def release(self) -> None:
         """Free the memory of the parameters; they must be synced again before use. Buffers stay."""
         for parameter in self._model.parameters():
+            if not parameter.untyped_storage().resizable():  # mapped from a checkpoint's file
+                parameter.data = torch.empty_like(parameter.data)
             parameter.untyped_storage().resize_(0)
         self._state = "released"
 
