@@ -119,12 +119,8 @@ class RayHost:
 
     def worker(self, recipe: Recipe) -> Handle:
         """Start a worker's actor."""
-        groups = {"calls": 1, "moves": 1}
-        actor = (
-            ray.remote(WorkerActor)
-            .options(concurrency_groups=groups, **self._options)
-            .remote(recipe, self._devices, self._folder)
-        )
+        kind = ray.remote(concurrency_groups={"calls": 1, "moves": 1})(WorkerActor)
+        actor = kind.options(**self._options).remote(recipe, self._devices, self._folder)
         self._actors.append(actor)
         footprint = ray.get(actor.footprint.remote())
         if footprint:
