@@ -12,7 +12,7 @@ from rlinf_plugins.envs.config import PoolConfig
 from rlinf_plugins.envs.crew import Crew
 from rlinf_plugins.envs.failures import Failure
 from rlinf_plugins.envs.ledger import Ledger
-from rlinf_plugins.envs.protocol import EnvFactory, InitialState
+from rlinf_plugins.envs.protocol import EnvFactory, EnvSpec, InitialState
 from rlinf_plugins.envs.results import Batch, StepResult
 from rlinf_plugins.envs.slot import Call, Slot, Status
 
@@ -54,15 +54,7 @@ class Desk:
 
     def choose(self, slots: Sequence[int] | None) -> list[int]:
         """Return ``slots`` as checked integers; all of them for None."""
-        if slots is None:
-            return self.everyone
-        chosen = [int(slot) for slot in slots]
-        for slot in chosen:
-            if not 0 <= slot < len(self.everyone):
-                raise PoolUsageError(f"there is no environment {slot}; the pool has 0..{len(self.everyone) - 1}")
-        if len(set(chosen)) < len(chosen):
-            raise PoolUsageError(f"slots are repeated: {chosen}")
-        return chosen
+        return self.everyone if slots is None else choose_slots(slots, len(self.everyone))
 
     def running(self, slots: Sequence[int]) -> set[int]:
         """Return those of ``slots`` whose process is up and waits for a command."""
@@ -78,13 +70,7 @@ class Desk:
 
     def begin_reset(self, slot: int, initial: InitialState) -> Call:
         """Start an episode; the caller has the lock."""
-        if not 0 <= initial.task < len(self.spec.tasks):
-            names = ", ".join(f"{index}: {name}" for index, name in enumerate(self.spec.tasks))
-            raise PoolUsageError(f"{self.spec.name} has no task {initial.task}; it has {names}")
-        trials = self.spec.trials
-        if initial.trial < 0 or (trials is not None and initial.trial >= trials):
-            have = "any number from 0" if trials is None else f"{trials} (0..{trials - 1})"
-            raise PoolUsageError(f"{self.spec.name} has no initial state {initial.trial} of a task; it has {have}")
+        check_initial(self.spec, initial)
         self.crew.check(slot, "reset")
         call = Call(slot, "reset", pack(("reset", initial)), self._config.deadlines.reset, initial=initial)
         self._known.add(slot)
@@ -221,3 +207,32 @@ class Desk:
             done=np.fromiter((not self.ledger.is_open(slot) for slot in chosen), bool, len(chosen)),
             failures={slot: self.failures[slot] for slot in chosen if slot in self.failures},
         )
+
+
+def choose_slots(slots: Sequence[int] | None, count: int) -> list[int]:
+    """Return ``slots`` as checked integers; all of a pool of ``count`` for None.
+
+    Raises:
+        PoolUsageError: One is repeated or does not exist.
+    """
+    chosen = list(range(count)) if slots is None else [int(slot) for slot in slots]
+    for slot in chosen:
+        if not 0 <= slot < count:
+            raise PoolUsageError(f"there is no environment {slot}; the pool has 0..{count - 1}")
+    if len(set(chosen)) < len(chosen):
+        raise PoolUsageError(f"slots are repeated: {chosen}")
+    return chosen
+
+
+def check_initial(spec: EnvSpec, initial: InitialState) -> None:
+    """Refuse an initial state that the environments do not have.
+
+    Raises:
+        PoolUsageError: There is no such task (the message lists them) or no such trial.
+    """
+    if not 0 <= initial.task < len(spec.tasks):
+        names = ", ".join(f"{index}: {name}" for index, name in enumerate(spec.tasks))
+        raise PoolUsageError(f"{spec.name} has no task {initial.task}; it has {names}")
+    if initial.trial < 0 or (spec.trials is not None and initial.trial >= spec.trials):
+        have = "any number from 0" if spec.trials is None else f"{spec.trials} (0..{spec.trials - 1})"
+        raise PoolUsageError(f"{spec.name} has no initial state {initial.trial} of a task; it has {have}")

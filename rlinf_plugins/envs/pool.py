@@ -47,7 +47,7 @@ class EnvPool:
         config: PoolConfig | None = None,
         next_initial: NextInitial | None = None,
     ) -> None:
-        factories = _factories(factory, num_envs)
+        factories = as_factories(factory, num_envs)
         self._desk = Desk(factories, config or PoolConfig())
         self.spec: EnvSpec = self._desk.spec
         self._next_initial = next_initial
@@ -240,7 +240,12 @@ class EnvPool:
             raise RestartStormError(str(failure))
 
 
-def _factories(factory: EnvFactory | Sequence[EnvFactory], num_envs: int | None) -> list[EnvFactory]:
+def as_factories(factory: EnvFactory | Sequence[EnvFactory], num_envs: int | None) -> list[EnvFactory]:
+    """Return one factory per slot.
+
+    Raises:
+        PoolUsageError: The number of environments is not positive or contradicts the factories.
+    """
     if isinstance(factory, Sequence):
         if num_envs not in (None, len(factory)):
             raise PoolUsageError(f"num_envs={num_envs} contradicts {len(factory)} factories")

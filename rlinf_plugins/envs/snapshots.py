@@ -40,7 +40,7 @@ class Snapshots:
         """Continue from snapshots, each as a new episode in the records."""
         desk = self._desk
         chosen = desk.choose(list(snapshots))
-        opened = {slot: self._open(data) for slot, data in snapshots.items()}
+        opened = {slot: open_snapshot(data, desk.spec.name) for slot, data in snapshots.items()}
         with desk.crew.lock:
             for slot in chosen:
                 desk.crew.check(slot, "load")
@@ -66,13 +66,19 @@ class Snapshots:
             return None
         chosen = list(self._parked)
         with desk.crew.lock:
-            calls = [desk.begin_load(slot, self._open(self._parked[slot])[1]) for slot in chosen]
+            calls = [desk.begin_load(slot, open_snapshot(self._parked[slot], desk.spec.name)[1]) for slot in chosen]
         desk.wait(calls)
         self._parked = {}
         return desk.batch(chosen, 0)
 
-    def _open(self, data: bytes) -> tuple[InitialState, bytes]:
-        saved, initial, state = unpack(data)
-        if saved != self._desk.spec.name:
-            raise SnapshotError(f"the snapshot is of {saved!r}, this pool runs {self._desk.spec.name!r}")
-        return initial, state
+
+def open_snapshot(data: bytes, name: str) -> tuple[InitialState, bytes]:
+    """Return where the saved episode started, and its state.
+
+    Raises:
+        SnapshotError: It is of another environment than ``name``.
+    """
+    saved, initial, state = unpack(data)
+    if saved != name:
+        raise SnapshotError(f"the snapshot is of {saved!r}, this pool runs {name!r}")
+    return initial, state

@@ -1,0 +1,146 @@
+"""The Ray actor that hosts a share of a distributed pool's environments."""
+
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from rlinf_plugins.core.errors import RlinfError
+from rlinf_plugins.envs.config import PoolConfig
+from rlinf_plugins.envs.failures import Failure
+from rlinf_plugins.envs.pool import EnvPool
+from rlinf_plugins.envs.protocol import EnvFactory, EnvSpec, InitialState
+from rlinf_plugins.envs.results import Batch, EpisodeRecord, StepResult
+
+Answer: TypeAlias = StepResult | RlinfError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """What an actor says to a call.
+
+    Attributes:
+        answers: What the environments gave, or why one could not be asked; slots are the actor's own.
+        records: Episodes that ended since the last reply.
+    """
+
+    answers: list[Answer]
+    records: list[EpisodeRecord]
+
+
+class EnvActor:
+    """Hosts environments; slots are counted from 0 in each actor.
+
+    Args:
+        factories: One per environment.
+        config: Options of the pool.
+    """
+
+    def __init__(self, factories: Sequence[EnvFactory], config: PoolConfig) -> None:
+        self._pool = EnvPool(factories, config=config)
+
+    async def spec(self) -> EnvSpec:
+        """Return what the environments take and give; answers once they are up."""
+        return self._pool.spec
+
+    async def reset(self, slot: int, initial: InitialState) -> Reply:
+        """Start an episode."""
+        return await self._one(self._pool.async_reset(slot, initial))
+
+    async def step(self, slot: int, actions: Any) -> Reply:
+        """Execute a chunk: ``[steps, action_dim]``."""
+        return await self._one(self._pool.async_step(slot, actions))
+
+    async def save(self, slots: list[int]) -> dict[int, bytes]:
+        """Return snapshots."""
+        return self._pool.save(slots)
+
+    async def load(self, snapshots: dict[int, bytes]) -> Reply:
+        """Continue from snapshots."""
+        return self._many(self._pool.load(snapshots))
+
+    async def offload(self) -> int:
+        """End the processes; return the bytes kept of their episodes."""
+        return self._pool.offload()
+
+    async def onload(self) -> Reply:
+        """Bring the processes and their episodes back."""
+        return self._many(self._pool.onload())
+
+    async def records(self) -> list[EpisodeRecord]:
+        """Return the episodes that ended since they were last asked for."""
+        return self._pool.drain_records()
+
+    async def stats(self) -> dict[str, int]:
+        """Return the pool's counters."""
+        return self._pool.stats()
+
+    async def close(self) -> list[EpisodeRecord]:
+        """End the processes; return the last records."""
+        self._pool.close()
+        return self._pool.drain_records()
+
+    async def _one(self, call: Awaitable[StepResult]) -> Reply:
+        try:
+            answer: Answer = await call
+        except RlinfError as error:  # as a value, so that the records come with it
+            answer = error
+        return Reply(answers=[answer], records=self._pool.drain_records())
+
+    def _many(self, batch: Batch | None) -> Reply:
+        rows = range(len(batch.slots)) if batch is not None else ()
+        return Reply(answers=[row_of(batch, row) for row in rows if batch], records=self._pool.drain_records())
+
+
+def row_of(batch: Batch, row: int) -> StepResult:
+    """Return one row of a batch as a result of its own."""
+    slot = batch.slots[row]
+    return StepResult(
+        slot=slot,
+        observation={name: array[row] for name, array in batch.observation.items()},
+        task_description=batch.task_descriptions[row],
+        rewards=batch.rewards[row],
+        terminated=batch.terminated[row],
+        truncated=batch.truncated[row],
+        valid=batch.valid[row],
+        metrics={name: array[row] for name, array in batch.metrics.items()},
+        done=bool(batch.done[row]),
+        failure=batch.failures.get(slot),
+    )
+
+
+def stack(results: Sequence[StepResult]) -> Batch:
+    """Return results of several environments as a batch, row by row."""
+    first = results[0]
+    return Batch(
+        slots=[one.slot for one in results],
+        observation={name: np.stack([one.observation[name] for one in results]) for name in first.observation},
+        task_descriptions=[one.task_description for one in results],
+        rewards=np.stack([one.rewards for one in results]),
+        terminated=np.stack([one.terminated for one in results]),
+        truncated=np.stack([one.truncated for one in results]),
+        valid=np.stack([one.valid for one in results]),
+        metrics={name: np.stack([one.metrics[name] for one in results]) for name in first.metrics},
+        done=np.array([one.done for one in results]),
+        failures={one.slot: one.failure for one in results if one.failure is not None},
+    )
+
+
+def failed_result(spec: EnvSpec, last: StepResult | None, slot: int, steps: int, failure: Failure) -> StepResult:
+    """Return what a chunk of ``steps`` gives where the environment is gone: what it last showed, no valid step."""
+    if last is None:
+        nothing = {name: np.zeros(field.shape, field.dtype) for name, field in spec.observation.items()}
+    no = np.zeros(steps, bool)
+    return StepResult(
+        slot=slot,
+        observation=nothing if last is None else last.observation,
+        task_description="" if last is None else last.task_description,
+        rewards=np.zeros(steps, np.float32),
+        terminated=no,
+        truncated=no.copy(),
+        valid=no.copy(),
+        metrics={name: np.zeros(steps, np.float32) for name in spec.metrics},
+        done=True,
+        failure=failure,
+    )
