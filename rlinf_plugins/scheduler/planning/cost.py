@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from rlinf_plugins.core.errors import ProfileError
 from rlinf_plugins.scheduler.cluster import Cluster
 from rlinf_plugins.scheduler.flow import Edge, Flow, Stage
 from rlinf_plugins.scheduler.planning.fit import Surface
+from rlinf_plugins.scheduler.planning.pools import PoolDraft
 from rlinf_plugins.scheduler.planning.profile import Profile, StageProfile
 from rlinf_plugins.scheduler.planning.tail import Tail
 
@@ -55,27 +55,6 @@ class Table:
         return np.asarray(np.searchsorted(self.devices, counts, side="right") - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class PoolTable:
-    """Costs of one pool over its device counts, ascending; rows that gain nothing are left out.
-
-    Attributes:
-        devices: Device counts of the pool; more of them than a row's need stay idle.
-        first: Seconds to the first micro-batch; for a pool of a cycle, seconds of one turn of one sub-batch.
-        busy: Seconds for the rest; zero for a pool of a cycle.
-        switch: Seconds to bring the pool's stages in and put them away once.
-        memory: Parts of a device's memory in use.
-        resident: Whether the pool's stages stay loaded together; otherwise each micro-batch swaps them.
-    """
-
-    devices: Ints
-    first: Floats
-    busy: Floats
-    switch: Floats
-    memory: Ints
-    resident: np.ndarray[Any, np.dtype[np.bool_]]
-
-
 class CostModel:
     """Tables of every stage of a flow on a cluster, computed once each.
 
@@ -90,7 +69,7 @@ class CostModel:
         self.cluster = cluster
         self.profile = profile
         self.extrapolated: set[str] = set()
-        self.pool_tables: dict[tuple[object, ...], PoolTable] = {}
+        self.pool_drafts: dict[tuple[object, ...], PoolDraft] = {}
         self._one_node = len(cluster.machines()) == 1
         self._tables: dict[tuple[str, str, int, int], Table] = {}
         self._times: dict[tuple[str, str], Surface] = {}

@@ -63,6 +63,7 @@ class OptionTable:
         self.solved_problems = 0
         self._constraints = constraints
         self._problems: dict[tuple[Option, int], list[tuple[float, int, SplitProblem]]] = {}
+        self._posed: dict[tuple[int, ...], tuple[float, SplitProblem]] = {}
         self._exact: dict[tuple[Option, int], Solved] = {}
         self._refuted: dict[tuple[Option, int], float] = {}
         self._phases: dict[tuple[int, bool], list[Phase]] = {}
@@ -127,12 +128,20 @@ class OptionTable:
             for number, phase in enumerate(self._shapes(option.mask, option.overlap)):
                 if (len(phase.shape.pools) > 1) != option.several:
                     continue
-                problem = SplitProblem(phase, self.totals, limit=limit, switch=not option.resident)
-                bound = problem.lower_bound()
+                bound, problem = self._problem(phase, limit, not option.resident)
                 if math.isfinite(bound):
                     found.append((bound, number, problem))
             self._problems[key] = sorted(found, key=lambda entry: entry[:2])
         return self._problems[key]
+
+    def _problem(self, phase: Phase, limit: int, switch: bool) -> tuple[float, SplitProblem]:
+        """The problem of a phase, with its bound; limits that allow the same share one."""
+        tables = phase.tables(limit)
+        key = (id(phase), switch, *map(id, tables))
+        if key not in self._posed:
+            problem = SplitProblem(phase, self.totals, switch=switch, tables=tables)
+            self._posed[key] = problem.lower_bound(), problem
+        return self._posed[key]
 
     def _shapes(self, mask: int, overlap: bool) -> list[Phase]:
         if (mask, overlap) not in self._phases:

@@ -13,12 +13,14 @@ per micro-batch: either a stream's own round or the busiest pool limits a turn, 
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from rlinf_plugins.scheduler.planning.cost import MEMORY_UNITS, CostModel, Floats, PoolTable
-from rlinf_plugins.scheduler.planning.shapes import PhaseShape
+from rlinf_plugins.scheduler.planning.cost import MEMORY_UNITS, CostModel, Floats
+from rlinf_plugins.scheduler.planning.pools import PoolDraft, PoolTable
+from rlinf_plugins.scheduler.planning.shapes import PhaseShape, PoolShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Phase:
 
     def tables(self, limit: int = MEMORY_UNITS) -> list[PoolTable]:
         """Return the pools' tables under a memory limit in parts of a device; a table may be empty."""
-        return [self._pool_table(index, limit) for index in range(len(self.shape.pools))]
+        return [draft.table(limit) for draft in self._drafts]
 
     def seconds(self, first: list[Any], busy: list[Any], switch: list[Any] | None) -> Any:
         """Return the phase's seconds; entries per pool broadcast against each other.
@@ -188,59 +190,43 @@ class Phase:
                 total += self.model.sync_seconds(edge, shared=False) - self.model.sync_seconds(edge, shared=True)
         return total
 
-    def _pool_table(self, index: int, limit: int) -> PoolTable:
-        pool = self.shape.pools[index]
+    @cached_property
+    def _drafts(self) -> list[PoolDraft]:
+        return [self._draft_of(pool) for pool in self.shape.pools]
+
+    def _draft_of(self, pool: PoolShape) -> PoolDraft:
         items, total = self.shape.items, self.model.flow.items
         if pool.block is not None:
             items = total = items // dict(self.shape.streams)[pool.block]
         beside = self.shape.stages - frozenset(pool.stages)
         factors = tuple(self.model.slowdown(name, beside) for name in pool.stages)
-        key = (pool.stages, pool.kind, items, total, factors, limit)
-        if key not in self.model.pool_tables:
-            self.model.pool_tables[key] = _build_table(self.model, *key)
-        return self.model.pool_tables[key]
+        key = (pool.stages, pool.kind, items, total, factors)
+        if key not in self.model.pool_drafts:
+            self.model.pool_drafts[key] = _draft(self.model, *key)
+        return self.model.pool_drafts[key]
 
 
-def _build_table(
-    model: CostModel, names: tuple[str, ...], kind: str, items: int, total: int, factors: tuple[float, ...], limit: int
-) -> PoolTable:
+def _draft(
+    model: CostModel, names: tuple[str, ...], kind: str, items: int, total: int, factors: tuple[float, ...]
+) -> PoolDraft:
     tables = [model.table(name, kind, items, total) for name in names]
     counts = tables[0].devices
     for table in tables[1:]:
-        counts = np.union1d(counts, table.devices)
+        if not np.array_equal(counts, table.devices):
+            counts = np.union1d(counts, table.devices)
     rows = [table.rows(counts) for table in tables]
     usable = np.min(rows, axis=0) >= 0
     counts, rows = counts[usable], [row[usable] for row in rows]
-    first = np.add.reduce([f * t.first[r] for f, t, r in zip(factors, tables, rows, strict=True)])
-    busy = np.add.reduce([f * t.busy[r] for f, t, r in zip(factors, tables, rows, strict=True)])
-    switch = np.add.reduce([t.switch[r] for t, r in zip(tables, rows, strict=True)])
     memories = np.stack([t.memory[r] for t, r in zip(tables, rows, strict=True)])
-    together, apart = memories.sum(axis=0), memories.max(axis=0)
-    resident = together <= limit
-    swaps = np.where(resident, 0.0, switch)
-    columns = (
-        counts,
-        first + swaps,
-        busy + (total // items - 1) * swaps,
-        switch,
-        np.where(resident, together, apart),
-        resident,
+    return PoolDraft(
+        devices=counts,
+        first=np.add.reduce([f * t.first[r] for f, t, r in zip(factors, tables, rows, strict=True)]),
+        busy=np.add.reduce([f * t.busy[r] for f, t, r in zip(factors, tables, rows, strict=True)]),
+        switch=np.add.reduce([t.switch[r] for t, r in zip(tables, rows, strict=True)]),
+        together=memories.sum(axis=0),
+        apart=memories.max(axis=0),
+        swaps=total // items,
     )
-    kept = _gains(apart <= limit, columns[1:4])
-    return PoolTable(*(column[kept] for column in columns))
-
-
-def _gains(allowed: np.ndarray[Any, Any], columns: tuple[Any, ...]) -> np.ndarray[Any, Any]:
-    """Return the allowed rows at which some (non-increasing) column is below its value in all earlier allowed rows."""
-    rows = np.flatnonzero(allowed)
-    if len(rows) < 2:
-        return rows
-    better = np.zeros(len(rows), dtype=bool)
-    better[0] = True
-    for column in columns:
-        values = column[rows]
-        better[1:] |= values[1:] < np.minimum.accumulate(values)[:-1]
-    return rows[better]
 
 
 def _topological(count: int, edges: list[tuple[int, int]]) -> list[int]:

@@ -10,8 +10,9 @@ import math
 
 import numpy as np
 
-from rlinf_plugins.scheduler.planning.cost import Floats, Ints, PoolTable
+from rlinf_plugins.scheduler.planning.cost import Floats, Ints
 from rlinf_plugins.scheduler.planning.phase import Phase
+from rlinf_plugins.scheduler.planning.pools import PoolTable
 
 TINY = 1e-12
 """Relative difference below which two times count as equal."""

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_plugins.scheduler.planning.cost import MEMORY_UNITS, Floats, Ints, PoolTable
+from rlinf_plugins.scheduler.planning.cost import MEMORY_UNITS, Floats, Ints
 from rlinf_plugins.scheduler.planning.phase import Phase
+from rlinf_plugins.scheduler.planning.pools import PoolTable
 from rlinf_plugins.scheduler.planning.pricing import TINY, priced_rows
 
 DIRECT = 300_000
@@ -59,17 +60,18 @@ class SplitProblem:
         self._low = [0] * len(self.tables)
         self._high = [len(table.devices) - 1 for table in self.tables]
         self.feasible = min(self._high) >= 0 and self._shrink_high()
-        self._profiles: list[Floats] = []
+        self._rising: list[Floats] = []
 
     def lower_bound(self) -> float:
         """Return seconds that no split beats (infinite where none is feasible)."""
         if not self.feasible:
             return math.inf
-        self._profiles = [self._profile(index) for index in range(len(self.tables))]
-        low = max(float(profile[-1]) for profile in self._profiles)
+        profiles = [self._profile(index) for index in range(len(self.tables))]
+        self._rising = [-profile for profile in profiles]
+        low = max(float(profile[-1]) for profile in profiles)
         if len(self.tables) == 1 or self._fits(low):
             return low
-        high = max(float(profile[0]) for profile in self._profiles)
+        high = max(float(profile[0]) for profile in profiles)
         for _ in range(14):
             middle = (low + high) / 2
             if self._fits(middle):
@@ -128,8 +130,8 @@ class SplitProblem:
         for total, pools in self.kinds:
             used = 0
             for i in pools:
-                row = int(np.searchsorted(-self._profiles[i], -bound * (1 + TINY)))
-                if row == len(self._profiles[i]):
+                row = int(self._rising[i].searchsorted(-bound * (1 + TINY)))
+                if row == len(self._rising[i]):
                     return False
                 used += int(self.tables[i].devices[self._low[i] + row])
             if used > total:
