@@ -7,7 +7,7 @@ clipping, offload, schedules, checkpoints) is veRL's.
 
 import dataclasses
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from verl.workers.engine.utils import detach_tree
 
 from rlinf_plugins.core.errors import ConfigError
 from rlinf_plugins.models.openvla import ImageProcessor, OpenVLAForActionPrediction, load_policy, save_policy
+from rlinf_plugins.models.openvla.lora import TARGETS, adapters_off, add_adapters, merged_weights
 from rlinf_plugins.models.openvla.statistics import FILE as STATISTICS
 from rlinf_verl.vla.engine_rows import pack_outputs, read_inputs
 from rlinf_verl.vla.loss_level import at_level, count_units, level_of, tokens_per_unit
@@ -84,6 +85,39 @@ class OpenVLAEngine(FSDPEngine):  # type: ignore[misc]
         policy.set_gradient_checkpointing(self.model_config.enable_gradient_checkpointing)
         policy._no_split_modules = wrapped_classes(policy)
         return policy
+
+    def _build_fsdp_module(self, module: torch.nn.Module) -> torch.nn.Module:
+        if not self._is_lora:
+            return super()._build_fsdp_module(module)  # type: ignore[no-any-return]
+        # veRL picks embedding and output layer by name unless they are tied. The output layer's name is that of peft's
+        # wrapper then, whose class cannot be sharded: call them tied for a moment and pick both by class.
+        policy: Any = module
+        policy._no_split_modules = [*wrapped_classes(policy), "Embedding", "VocabularyHead"]
+        config = policy.config
+        tied = getattr(config, "tie_word_embeddings", False)
+        config.tie_word_embeddings = True
+        try:
+            return super()._build_fsdp_module(module)  # type: ignore[no-any-return]
+        finally:
+            config.tie_word_embeddings = tied
+
+    def _build_lora_module(self, module: torch.nn.Module) -> torch.nn.Module:
+        chosen = self.model_config.target_modules
+        targets = TARGETS if chosen == "all-linear" else list(chosen)
+        add_adapters(module, rank=self.model_config.lora_rank, alpha=self.model_config.lora_alpha, targets=targets)
+        return module
+
+    def get_per_tensor_param(
+        self, layered_summon: bool = False, base_sync_done: bool = False, **kwargs: Any
+    ) -> tuple[Iterator[tuple[str, torch.Tensor]], dict[str, Any] | None]:
+        """Stream the weights under checkpoint names, adapters merged; on all ranks, for rollout and export alike."""
+        if not self._is_lora:
+            return super().get_per_tensor_param(layered_summon, base_sync_done, **kwargs)  # type: ignore[no-any-return]
+        return merged_weights(self.policy, device=get_device_id()), None
+
+    def disable_adapter(self) -> AbstractContextManager[None]:
+        """Compute as the policy the adapters were added to, which is the reference policy."""
+        return adapters_off(self.policy)
 
     def _build_optimizer(self, module: torch.nn.Module) -> torch.optim.Optimizer:
         head: list[torch.nn.Parameter] = []
@@ -195,6 +229,7 @@ def _check(model_config: Any, engine_config: Any) -> None:
         "model.use_remove_padding": (model_config.use_remove_padding, False),
         "model.use_fused_kernels": (model_config.use_fused_kernels, False),
         "model.use_liger": (model_config.use_liger, False),
+        "model.lora_adapter_path": (model_config.lora_adapter_path, None),
         "fsdp_config.strategy": (engine_config.strategy, "fsdp2"),
         "fsdp_config.ulysses_sequence_parallel_size": (engine_config.ulysses_sequence_parallel_size, 1),
     }

@@ -129,7 +129,8 @@ class _Judge:
                 sampling=sampling_of(self._sampling),
                 seed=int(seeds.spawn(1)[0].generate_state(1, np.uint64)[0] >> 1),
             )
-            decision: Decision = await host.generate(request)
+            decision: Decision | None = await host.generate(request)
+            assert decision is not None, "nobody pauses this host"
             return decision
 
         try:

@@ -127,7 +127,7 @@ def read_suite(name: str, overrides: Sequence[str] = ()) -> Suite:
         ConfigError: Unreadable YAML, an unknown option, a wrong type or an impossible value.
     """
     if name in SUITES:
-        base = OmegaConf.create(SUITES[name])
+        base: Any = OmegaConf.create(SUITES[name])
     elif Path(name).is_file():
         try:
             base = OmegaConf.load(name)

@@ -1,7 +1,7 @@
 """One rank of an engine test: infers, trains one mini-batch, saves, loads, and writes what it saw.
 
 Run as ``python engine_job.py CHECKPOINT OUT [OPTIONS]`` under torch's rank variables; rank 0 writes ``OUT/result.pt``.
-``OPTIONS`` is JSON: ``override`` of the model's options, ``clip`` (low, high), ``dropped`` rows of filtered groups.
+``OPTIONS`` is JSON: ``model`` settings, ``override`` of its configuration, ``clip`` (low, high), ``dropped`` rows.
 """
 
 import json
@@ -126,7 +126,7 @@ def main(folder: str, out: Path, options: dict) -> None:
     from verl.workers.utils.padding import response_from_nested
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    engine = engine_for(folder, options.get("override", {}))
+    engine = engine_for(folder, options.get("override", {}), **options.get("model", {}))
     mine = rows(engine.policy.spec, dropped=options.get("dropped", ()))[
         rank * ROWS // world : (rank + 1) * ROWS // world
     ]

@@ -13,6 +13,7 @@ import torch
 
 from rlinf_plugins.core.errors import ConfigError
 from rlinf_plugins.models.openvla import ActionSpec, ImageProcessor, TinySizes, load_policy, make_tiny_checkpoint
+from rlinf_plugins.models.openvla.lora import TARGETS
 
 SCRIPT = Path(__file__).with_name("engine_job.py")
 SIZES = TinySizes(vision_dims=(32, 32), vision_heads=(2, 2), patch_size=56, hidden=32, intermediate=64)
@@ -20,12 +21,16 @@ SPECS = {
     "openvla": ActionSpec(dim=4, value_head="chunk"),
     "openvla-oft": ActionSpec(decoding="parallel", chunk=4, dim=3, proprio_dim=3, value_head="action"),
     "grpo": ActionSpec(decoding="parallel", chunk=4, dim=3),
+    "lora": ActionSpec(decoding="parallel", chunk=4, dim=3, value_head="chunk"),
 }
 OPTIONS = {
     "openvla": {"override": {"log_prob_level": "action"}},  # RLinf's PPO
     "openvla-oft": {},
     "grpo": {"clip": [0.2, 0.28], "dropped": [2, 5]},  # clip-higher, two rows left out by the group filter
+    "lora": {"model": {"lora_rank": 4, "lora_alpha": 4}},
 }
+WHOLE = ["openvla", "openvla-oft", "grpo"]
+"""Variants that train all weights."""
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +133,7 @@ def reference(policy, job, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", SPECS)
+@pytest.mark.parametrize("variant", WHOLE)
 def test_a_training_step_is_that_of_a_plain_loop(run_ranks, job, variant):
     folder, seen, _ = run_ranks(variant, 1)
     policy = load_policy(folder)
@@ -194,6 +199,22 @@ def test_a_checkpoint_resumes_and_exports_the_published_layout(run_ranks, ranks)
         assert (exported / name).read_bytes() == (folder / name).read_bytes()
 
 
+@pytest.mark.slow
+def test_adapters_train_sharded_sync_merged_and_resume(run_ranks):
+    folder, seen, out = run_ranks("lora", 2)
+    stored = load_policy(folder).state_dict()
+    assert seen["before"].keys() == stored.keys()
+    assert all(torch.equal(seen["before"][name], value) for name, value in stored.items())
+    moved = {name for name, value in seen["after"].items() if not torch.equal(value, stored[name])}
+    assert {name for name in stored if name.startswith("value_head.")} <= moved
+    assert {"language_model.lm_head.weight", "projector.fc1.weight"} <= moved
+    assert all(name.startswith("value_head.") or name.rsplit(".", 2)[-2] in TARGETS for name in moved)
+    assert not any(name.endswith(".bias") for name in moved if not name.startswith("value_head."))
+    assert all(torch.equal(seen["restored"][name], value) for name, value in seen["after"].items())
+    exported = load_policy(out / "checkpoint" / "huggingface").state_dict()
+    assert all(torch.equal(exported[name], value) for name, value in seen["after"].items())
+
+
 def test_rows_added_to_fill_a_mini_batch_weigh_nothing(job):
     from rlinf_plugins.models.openvla.modeling import ActionOutput
     from rlinf_verl.vla.engine_rows import pack_outputs
@@ -220,6 +241,7 @@ def test_rows_added_to_fill_a_mini_batch_weigh_nothing(job):
     ("model", "engine", "message"),
     [
         ({"use_remove_padding": True}, {}, "needs model.use_remove_padding=false, got True"),
+        ({"lora_adapter_path": "adapter"}, {}, "needs model.lora_adapter_path=none, got adapter"),
         ({"use_fused_kernels": True}, {}, "needs model.use_fused_kernels=false"),
         ({}, {"strategy": "fsdp"}, "needs fsdp_config.strategy=fsdp2, got fsdp"),
         ({}, {"ulysses_sequence_parallel_size": 2}, "ulysses_sequence_parallel_size=1, got 2"),
@@ -231,7 +253,8 @@ def test_settings_without_a_meaning_are_refused(model, engine, message):
     from rlinf_verl.vla.engine import OpenVLAEngine
 
     model_config = SimpleNamespace(
-        **{"use_remove_padding": False, "use_fused_kernels": False, "use_liger": False} | model
+        **{"use_remove_padding": False, "use_fused_kernels": False, "use_liger": False, "lora_adapter_path": None}
+        | model
     )
     engine_config = SimpleNamespace(**{"strategy": "fsdp2", "ulysses_sequence_parallel_size": 1} | engine)
     with pytest.raises(ConfigError, match=message):
