@@ -50,22 +50,15 @@ def register(app: typer.Typer) -> None:
 
 
 async def _serve(config: Any, host: str, port: int, topk: int) -> None:
-    import uvicorn
+    """Serve until SIGINT or SIGTERM; SIGHUP reloads the index."""
+    from aiohttp import web
 
     from rlinf_plugins.tools.index import open_index
     from rlinf_plugins.tools.server import SearchServer, ServerConfig
 
-    class Announcing(uvicorn.Server):
-        """Says where it listens, once it does; with port 0 nobody could know otherwise."""
-
-        async def startup(self, sockets: list[Any] | None = None) -> None:
-            await super().startup(sockets)
-            if self.started:
-                bound = self.servers[0].sockets[0].getsockname()[1]
-                typer.echo(f"serving http://{host}:{bound}/retrieve")
-
     search = SearchServer(lambda version: open_index(config, version), ServerConfig(topk=topk))
     reloads: set[asyncio.Task[None]] = set()
+    stop = asyncio.Event()
 
     async def reload() -> None:
         try:
@@ -78,9 +71,20 @@ async def _serve(config: Any, host: str, port: int, topk: int) -> None:
         reloads.add(task)
         task.add_done_callback(reloads.discard)
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hang_up)
-    options = uvicorn.Config(search.app(), host=host, port=port, log_level="warning", access_log=False)
-    await Announcing(options).serve()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    await search.reload()
+    loop.add_signal_handler(signal.SIGHUP, hang_up)
+    runner = web.AppRunner(search.app(), access_log=None, shutdown_timeout=10.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port, backlog=1024).start()
+        typer.echo(f"serving http://{host}:{runner.addresses[0][1]}/retrieve")  # port 0 picked one
+        await stop.wait()
+    finally:
+        await runner.cleanup()  # requests under way have ten seconds to finish
+        await search.close()
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,17 +1,17 @@
 """``rlinf-plugins serve-search``: an index behind ``POST /retrieve``, concurrent, with health, metrics and reload.
 
 Speaks Search-R1's and RLinf's protocol in both layouts, so it takes the place of their servers. Requests that arrive
-together are searched as one batch, in a thread; the event loop only moves bytes.
+together are searched as one batch, in a thread; the event loop only moves bytes. A search of words takes 0.1 ms, so
+HTTP is most of the work: aiohttp parses it in C, with about a fifth of the CPU time of a server in pure Python.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
-from fastapi import FastAPI, Request, Response
+from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
@@ -77,7 +77,9 @@ class _Generation:
 
 
 class SearchServer:
-    """Holds the current index and answers requests; :meth:`app` is the ASGI application.
+    """Holds the current index and answers requests; :meth:`app` is the application for aiohttp's runners.
+
+    Until :meth:`reload` was called requests are answered with 503.
 
     Args:
         open_index: Opens indexes.
@@ -92,20 +94,13 @@ class SearchServer:
         self._reloading = asyncio.Lock()
         self._retiring: set[asyncio.Task[None]] = set()
 
-    def app(self) -> FastAPI:
-        """Return the application; the index is opened when it starts."""
-
-        @asynccontextmanager
-        async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-            await self.reload()
-            yield
-            await self.close()
-
-        app = FastAPI(title="rlinf-plugins search", lifespan=lifespan)
-        app.add_api_route("/retrieve", self._retrieve, methods=["POST"])
-        app.add_api_route("/health", self._health, methods=["GET"])
-        app.add_api_route("/metrics", self._metrics, methods=["GET"])
-        app.add_api_route("/reload", self._reload, methods=["POST"])
+    def app(self) -> web.Application:
+        """Return the routes; whoever serves them calls :meth:`reload` before and :meth:`close` after."""
+        app = web.Application(client_max_size=self._config.max_body_bytes)
+        app.router.add_post("/retrieve", self._retrieve)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_post("/reload", self._reload)
         return app
 
     async def reload(self, version: str | None = None) -> str:
@@ -136,9 +131,9 @@ class SearchServer:
         if self._current is not None:
             await self._current.pool.close()
 
-    async def _retrieve(self, request: Request) -> Response:
+    async def _retrieve(self, request: web.Request) -> web.Response:
         body = await self._body(request)
-        if isinstance(body, Response):
+        if isinstance(body, web.Response):
             return body
         try:
             wanted = _decode(body)
@@ -151,7 +146,7 @@ class SearchServer:
             return _problem(413, f"{len(wanted.queries)} queries, at most {self._config.max_queries} are taken at once")
         return await self._search(wanted, topk)
 
-    async def _search(self, wanted: protocol.RetrieveRequest, topk: int) -> Response:
+    async def _search(self, wanted: protocol.RetrieveRequest, topk: int) -> web.Response:
         generation = self._current
         if generation is None:
             return _problem(503, "the index is being opened", retry_after_s=1)
@@ -173,18 +168,15 @@ class SearchServer:
             else:
                 return _problem(503, outcome.message, retry_after_s=1)
         reply = protocol.encode_reply(results, scores=wanted.return_scores)
-        return Response(reply, media_type="application/json")
+        return web.Response(body=reply, content_type="application/json")
 
-    async def _body(self, request: Request) -> bytes | Response:
-        limit, chunks, size = self._config.max_body_bytes, [], 0
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > limit:
-                return _problem(413, f"the body exceeds {limit} bytes")
-            chunks.append(chunk)
-        return b"".join(chunks)
+    async def _body(self, request: web.Request) -> bytes | web.Response:
+        try:
+            return await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            return _problem(413, f"the body exceeds {self._config.max_body_bytes} bytes")
 
-    async def _health(self) -> Response:
+    async def _health(self, _: web.Request) -> web.Response:
         generation = self._current
         if generation is None:
             return _problem(503, "the index is being opened", retry_after_s=1)
@@ -199,13 +191,13 @@ class SearchServer:
             },
         )
 
-    async def _metrics(self) -> Response:
-        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
-    async def _reload(self, request: Request) -> Response:
+    async def _reload(self, request: web.Request) -> web.Response:
         """Change over to the corpus as it is now, or to ``{"version": ...}``; opens only the configured folder."""
         body = await self._body(request)
-        if isinstance(body, Response):
+        if isinstance(body, web.Response):
             return body
         try:
             wanted = msgspec.json.decode(body, type=dict[str, str]) if body.strip() else {}
@@ -219,10 +211,11 @@ class SearchServer:
         return _json(200, {"version": version})
 
 
-def _json(status: int, value: object, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
+def _json(status: int, value: object, headers: dict[str, str] | None = None) -> web.Response:
+    body = msgspec.json.encode(value)
+    return web.Response(body=body, status=status, headers=headers, content_type="application/json")
 
 
-def _problem(status: int, message: str, retry_after_s: int | None = None) -> Response:
+def _problem(status: int, message: str, retry_after_s: int | None = None) -> web.Response:
     headers = {"retry-after": str(retry_after_s)} if retry_after_s is not None else None
     return _json(status, {"detail": message}, headers)

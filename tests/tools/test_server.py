@@ -6,9 +6,11 @@ import os
 import signal
 import sys
 import threading
+from contextlib import asynccontextmanager
 
 import httpx
 import pytest
+from aiohttp.test_utils import TestServer
 
 from rlinf_plugins.core.errors import ConfigError
 from rlinf_plugins.core.options import parse_options
@@ -47,13 +49,22 @@ class Held:
         self.closed = True
 
 
+@asynccontextmanager
+async def client_of(server):
+    """A client of the server's routes, over a real socket."""
+    async with (
+        TestServer(server.app()) as running,
+        httpx.AsyncClient(base_url=str(running.make_url("/")), trust_env=False) as client,
+    ):
+        yield client
+
+
 @pytest.fixture
 async def served(tmp_path):
     config = IndexConfig(corpus=str(write_corpus(tmp_path / "c.jsonl")))
     server = SearchServer(lambda version: open_index(config, version))
     await server.reload()
-    transport = httpx.ASGITransport(app=server.app())
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with client_of(server) as client:
         yield client, tmp_path / "c.jsonl"
     await server.close()
 
@@ -135,7 +146,7 @@ async def test_requests_under_way_finish_on_the_old_index():
     remaining = iter(indexes)
     server = SearchServer(lambda version: next(remaining))
     await server.reload()
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=server.app()), base_url="http://t") as client:
+    async with client_of(server) as client:
         call = asyncio.ensure_future(client.post("/retrieve", json={"queries": ["a"], "topk": 1}))
         await asyncio.to_thread(indexes[0].entered.wait, 10)
         assert await server.reload() == "2"
@@ -154,7 +165,7 @@ async def test_requests_that_wait_are_searched_as_one_batch_and_a_broken_index_i
     index = Held("1")
     server = SearchServer(lambda version: index)
     await server.reload()
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=server.app()), base_url="http://t") as client:
+    async with client_of(server) as client:
         calls = [asyncio.ensure_future(client.post("/retrieve", json={"queries": [f"q{i}"]})) for i in range(3)]
         await asyncio.to_thread(index.entered.wait, 10)
         calls += [asyncio.ensure_future(client.post("/retrieve", json={"queries": [f"r{i}"]})) for i in range(20)]
@@ -170,7 +181,7 @@ async def test_requests_that_wait_are_searched_as_one_batch_and_a_broken_index_i
 
 async def test_before_the_index_is_open_requests_are_told_to_come_back():
     server = SearchServer(lambda version: Held("1"), ServerConfig())
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=server.app()), base_url="http://t") as client:
+    async with client_of(server) as client:
         for reply in (await client.post("/retrieve", json={"queries": ["a"]}), await client.get("/health")):
             assert reply.status_code == 503
             assert reply.headers["retry-after"] == "1"
