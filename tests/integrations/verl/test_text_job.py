@@ -35,33 +35,58 @@ def largest_relative_difference(left: dict, right: dict) -> float:
     return max(((left[k] - right[k]).norm() / right[k].norm().clamp_min(1e-12)).item() for k in left)
 
 
+SPATIAL = (
+    "trainer.v1.m2flow.mode=spatial",
+    "trainer.v1.m2flow.granularity=3",
+    "trainer.v1.m2flow.virtual_devices.count=2",
+    "trainer.n_gpus_per_node=1",
+    "actor_rollout_ref.rollout.nnodes=1",
+    "actor_rollout_ref.rollout.n_gpus_per_node=1",
+)
+
+REFERENCE = ("actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.kl_loss_coef=0.1")
+
+
 @pytest.fixture(scope="module")
 def parity(tiny_text, run_verl):
-    """The same two recorded steps under veRL's ``sync`` and under ``m2flow``."""
+    """The same two recorded steps under veRL's ``sync``, and under ``m2flow`` temporal and spatial."""
     jobs = {
-        mode: run_verl(tiny_text, mode, RECIPE, f"trainer.v1.trainer_mode={mode}", *replay(2, f"checkpoints-{mode}"))
-        for mode in ("sync", "m2flow")
+        name: run_verl(tiny_text, name, RECIPE, *REFERENCE, *mode, *replay(2, f"checkpoints-{name}"))
+        for name, mode in {
+            "sync": ("trainer.v1.trainer_mode=sync",),
+            "m2flow": (M2FLOW,),
+            "spatial": (M2FLOW, *SPATIAL),
+        }.items()
     }
     for job in jobs.values():
         assert job.returncode == 0, job.tail()
     return tiny_text, jobs
 
 
-def test_m2flow_takes_the_steps_sync_takes(parity):
+@pytest.mark.parametrize("mode", ["m2flow", "spatial"])
+def test_m2flow_takes_the_steps_sync_takes(parity, mode):
     folder, _ = parity
     for step in (1, 2):
         difference = largest_relative_difference(
-            actor(folder / "checkpoints-m2flow", step), actor(folder / "checkpoints-sync", step)
+            actor(folder / f"checkpoints-{mode}", step), actor(folder / "checkpoints-sync", step)
         )
         assert difference <= 1e-5, f"step {step}"
     moved = largest_relative_difference(actor(folder / "checkpoints-sync", 1), actor(folder / "checkpoints-sync", 2))
     assert moved > 1e-3, "the steps changed nothing, so equality proves nothing"
 
 
-def test_m2flow_reports_the_gradient_norms_sync_reports(parity):
+@pytest.mark.parametrize("mode", ["m2flow", "spatial"])
+@pytest.mark.parametrize("name", ["actor/grad_norm", "actor/pg_loss", "actor/kl_loss", "actor/entropy"])
+def test_m2flow_reports_the_numbers_sync_reports(parity, mode, name):
     _, jobs = parity
-    ours, theirs = ([step["actor/grad_norm"] for step in jobs[mode].metrics] for mode in ("m2flow", "sync"))
-    assert ours == pytest.approx(theirs, rel=1e-5)
+    ours, theirs = ([step[name] for step in jobs[job].metrics] for job in (mode, "sync"))
+    assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-7)
+
+
+def test_the_spatial_job_says_what_it_does_and_streams(parity):
+    _, jobs = parity
+    assert "mode=spatial: training takes 3 prompts at a time" in jobs["spatial"].output
+    assert [step["m2flow/streamed_share"] for step in jobs["spatial"].metrics] == [1.0, 1.0]
 
 
 def test_a_resumed_job_takes_the_same_next_step(parity, run_verl):
@@ -73,6 +98,7 @@ def test_a_resumed_job_takes_the_same_next_step(parity, run_verl):
         "resumed",
         RECIPE,
         M2FLOW,
+        *REFERENCE,
         *replay(2, "resumed"),
         "trainer.resume_mode=resume_path",
         f"trainer.resume_from_path={start}",

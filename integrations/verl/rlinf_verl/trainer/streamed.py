@@ -133,7 +133,11 @@ class _Step:
         buffer.begin_taking(len(missing))
         self.trainer.on_sample_begin()
         while missing or any(ready.values()):
-            cell = self._next_cell(ready, missing, granularity) if overlaps or not missing else None
+            cell = None
+            if not missing or (overlaps and len(self.position) - len(missing) >= self._lent_until):
+                cell = self._next_cell(ready, missing, granularity)
+            if cell is not None:
+                self.trainer.reclaim()
             if missing:
                 with marked_timer("gen", self.timing, color="red"):
                     taken = buffer.take_finished("train", wait=cell is None)
@@ -147,6 +151,11 @@ class _Step:
                 size = len(ready[cell]) if overlaps else granularity
                 chunk, ready[cell] = ready[cell][:size], ready[cell][size:]
                 yield cell, sorted(chunk, key=lambda finished: self.position[finished[0]])
+
+    @property
+    def _lent_until(self) -> int:
+        """Complete prompts before training may take devices back from generation."""
+        return math.ceil(self.trainer.options.lend_until * len(self.position)) if self.trainer.lends else 0
 
     def _next_cell(self, ready: dict, missing: dict, granularity: int) -> tuple[int, int] | None:
         """Return the first mini-batch with enough prompts ready, or with all it still lacks."""
