@@ -1,4 +1,4 @@
-.PHONY: help python system demo test test-fast lint lock doctor
+.PHONY: help python system assets demo test test-fast lint lock doctor
 PY = $$(bash scripts/env.sh)
 export OMP_NUM_THREADS ?= 1
 
@@ -14,10 +14,13 @@ system:  ## fetch the system libraries and the private software Vulkan driver th
 demo: system  ## train a small OpenVLA with GRPO in veRL on a real ManiSkill task (about ten minutes on 2 cores)
 	@PY=$(PY) && exec $$PY -m rlinf_plugins.cli demo
 
-test: system lint  ## lint and the whole test suite, fast tests first
+assets:  ## fetch the tokenizers and the small model some tests use (once; without a network those tests are skipped)
+	@bash scripts/test_assets.sh >/dev/null
+
+test: system lint assets  ## lint and the whole test suite, fast tests first
 	@PY=$(PY) && $$PY -m pytest -m "not slow and not gpu" && $$PY -m pytest -m "slow and not gpu"
 
-test-fast:  ## the fast tests only
+test-fast: assets  ## the fast tests only
 	@PY=$(PY) && exec $$PY -m pytest -m "not slow and not gpu" -q
 
 lint:  ## ruff, mypy and the import rules

@@ -51,6 +51,7 @@ def run(config: DictConfig) -> None:
     check_model(config)
     if options.envs:
         check_environments(config)
+    check_search(config)
     if options.virtual_devices.count:
         devices = use_virtual_devices(config, options)
         if is_requested(config):
@@ -165,6 +166,22 @@ def check_environments(config: DictConfig) -> None:
     check = getattr(factory, "check", None)
     if check is not None:
         check()
+
+
+def check_search(config: DictConfig) -> None:
+    """Check the options of a job whose trajectories search.
+
+    Raises:
+        ConfigError: An option is unknown, of the wrong type or impossible, or the turns do not fit the response.
+        MissingAssetError: The corpus, or the tool's file, is absent.
+    """
+    from rlinf_verl.search import AGENT_LOOP, TOOL_AGENT_LOOP
+
+    loop = OmegaConf.select(config, "actor_rollout_ref.rollout.agent.default_agent_loop")
+    if loop in (AGENT_LOOP, TOOL_AGENT_LOOP) or OmegaConf.select(config, f"{NODE}.search"):
+        from rlinf_verl.search import checks
+
+        checks.check(config, loop)
 
 
 def use_virtual_devices(config: DictConfig, options: M2FlowConfig) -> VirtualDevices:
