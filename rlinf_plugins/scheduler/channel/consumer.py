@@ -3,9 +3,10 @@
 import itertools
 import threading
 from collections.abc import AsyncIterator, Hashable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlinf_plugins.core.errors import EndOfStreamError, StaleDeliveryError, UndecodableItemError, UnknownMemberError
+from rlinf_plugins.scheduler.channel.ahead import Asked, iterate
 from rlinf_plugins.scheduler.channel.delivery import Delivery, Place
 from rlinf_plugins.scheduler.channel.failpoints import hit
 from rlinf_plugins.scheduler.channel.heart import Heart
@@ -13,14 +14,6 @@ from rlinf_plugins.scheduler.channel.link import Link, Reply, Steps, drive, driv
 from rlinf_plugins.scheduler.channel.model import Request
 from rlinf_plugins.scheduler.channel.payload import Rows, Unpacker, Wire, segment_of
 from rlinf_plugins.scheduler.channel.wire import DEFAULT_KEY, Attached, BatchRow
-
-
-class Asked(NamedTuple):
-    """A get that is on its way: whose, what, and the reply to wait for."""
-
-    handle: int
-    request: Request
-    reply: Reply
 
 
 class Consumer:
@@ -264,41 +257,6 @@ class Consumer:
     def _call(self, operation: str, arguments: tuple[Any, ...]) -> Steps[Any]:
         answer = yield self._link.submit(operation, arguments), None
         return answer
-
-
-def iterate(consumer: Consumer, ahead: int, key: Hashable, max_staleness: int | None) -> Iterator[Any]:
-    """Values one by one, the next batch being fetched while the caller works on the present one."""
-    request = Request(key, 0, ahead, None, False, max_staleness, ahead=True)
-    asked = consumer.ask(request, None)
-    delivery: Delivery | None = None
-    done = 0
-    try:
-        while True:
-            fresh = drive(_await(consumer, asked))
-            finished, delivery, done = delivery, fresh, 0
-            asked = consumer.ask(request, None, [] if finished is None else [finished])
-            for value in delivery.values:
-                yield value
-                done += 1
-            if not asked.reply.ready():
-                consumer.ack(delivery)  # nothing to send it with: others may wait for it to know that this is the end
-                delivery = None
-    except EndOfStreamError:
-        if delivery is not None:
-            consumer.ack(delivery)
-    except GeneratorExit:
-        consumer.withdraw(asked)
-        if delivery is not None:
-            consumer.ack_part(delivery, done + 1)
-        raise
-
-
-def _await(consumer: Consumer, asked: Asked) -> Steps[Delivery]:
-    while True:
-        delivery = yield from consumer.receive(asked, (yield asked.reply, None))
-        if delivery is not None:
-            return delivery
-        asked = consumer.ask(asked.request, None)
 
 
 def _stale(channel: str, refused: dict[int, str]) -> StaleDeliveryError:

@@ -12,9 +12,9 @@ from rlinf_plugins.core.errors import BatchTooLargeError
 from rlinf_plugins.scheduler.channel.config import ChannelConfig, Granularity
 from rlinf_plugins.scheduler.channel.diagnosis import explain_put, explain_waiter
 from rlinf_plugins.scheduler.channel.intake import Intake
-from rlinf_plugins.scheduler.channel.model import Consumer, Entry, Group, Item, Member, Producer, Request
+from rlinf_plugins.scheduler.channel.members import Members, give_up
+from rlinf_plugins.scheduler.channel.model import Consumer, Entry, Item, Producer, Request
 from rlinf_plugins.scheduler.channel.outlet import Outlet
-from rlinf_plugins.scheduler.channel.queue import KeyQueue
 from rlinf_plugins.scheduler.channel.state import Log, Report, State
 
 
@@ -39,14 +39,15 @@ class ChannelCore:
         self._outlet = Outlet(self.state, lambda waiter: explain_waiter(self.state, self._intake.blocked, waiter))
         self._intake = Intake(self.state, self._outlet)
         self._outlet.starved = lambda: bool(self._intake.blocked)
+        self._members = Members(self.state, self._intake, self._outlet)
 
     # --- members ------------------------------------------------------------------------------------------------
 
     def attach_producer(self, name: str, node: str = "", resume: int | None = None) -> Producer:
         """Attach a producer. An earlier one of the same name can put no more."""
-        self._wake()
+        self._members.wake()
         producer = self._intake.attach(name, node, resume)
-        self._watch(producer)
+        self._members.watch(producer)
         self._intake.admit()  # what the earlier one had waiting no longer blocks the line
         return producer
 
@@ -62,26 +63,26 @@ class ChannelCore:
         Raises:
             WrongGroupError: The channel serves another group.
         """
-        self._wake()
+        self._members.wake()
         consumer = self._outlet.attach(name, group, node, share)
-        self._watch(consumer)
+        self._members.watch(consumer)
         return consumer
 
     def beat(self, handles: Iterable[int]) -> list[int]:
         """Prolong the leases of these members; return the handles that are not known (any more)."""
-        self._wake()
+        self._members.wake()
         unknown = []
         for handle in handles:
-            member = self._member(handle)
+            member = self._members.find(handle)
             if member is None:
                 unknown.append(handle)
             else:
-                self._prolong(member)
+                self._members.prolong(member)
         return unknown
 
     def detach(self, handle: int) -> None:
         """A member leaves in order: a producer has finished, a consumer's deliveries go to others at once."""
-        self._wake()
+        self._members.wake()
         consumer = self.state.consumers.get(handle)
         if consumer is not None:
             self._outlet.drop(consumer, f"consumer {consumer.name!r} has left")
@@ -98,22 +99,22 @@ class ChannelCore:
         Answer: the number of entries admitted by this request (0 if all were there before), or the error. Errors:
         ChannelClosedError, ItemTooLargeError, ChannelTimeoutError, SequenceGapError, UnknownMemberError.
         """
-        self._wake()
+        self._members.wake()
         producer = self.state.producers.get(handle)
         if producer is not None and producer.lapsed:
-            self._prolong(producer)
+            self._members.prolong(producer)
         self._intake.put(ticket, handle, base, entries, deadline)
 
     def finish(self, handle: int) -> None:
         """A producer has nothing more to put; the stream ends when as many have finished as the config says."""
-        self._wake()
+        self._members.wake()
         producer = self.state.producers.get(handle)
         if producer is not None:
             self._finish(producer)
 
     def close(self, reason: str = "closed") -> None:
         """Refuse further items, hand out short tails and then end the stream; waiting puts are refused."""
-        self._wake()
+        self._members.wake()
         state = self.state
         if state.closed:
             return
@@ -123,7 +124,8 @@ class ChannelCore:
         self._intake.close(f"channel {state.name!r} was closed ({reason})")
         for queue in list(state.queues.values()):
             for group in list(queue.groups.values()):
-                self.give_up(queue, group.name, f"the channel was closed at {group.arrived} of {group.size} members")
+                came = f"{group.arrived} of {group.size} members"
+                give_up(state, queue, group.name, f"the channel was closed at {came}")
             self._outlet.serve(queue)
 
     # --- consumers ----------------------------------------------------------------------------------------------
@@ -133,19 +135,19 @@ class ChannelCore:
 
         Errors: ChannelTimeoutError, EndOfStreamError, BatchTooLargeError, UnknownMemberError.
         """
-        self._wake()
+        self._members.wake()
         consumer = self.state.consumers.get(handle)
         if consumer is not None:
-            self._prolong(consumer)
+            self._members.prolong(consumer)
         self._outlet.get(ticket, handle, request, deadline)
         self._intake.admit()
 
     def ack(self, handle: int, deliveries: Iterable[tuple[int, list[int] | None]]) -> dict[int, str]:
         """Commit deliveries, whole or by numbered units; return those that were refused, with the reason."""
-        self._wake()
+        self._members.wake()
         refused = {}
         for number, parts in deliveries:
-            reason = self._outlet.commit(handle, number, parts)
+            reason = self._outlet.leases.commit(handle, number, parts)
             if reason:
                 refused[number] = reason
                 self.state.counts["stale_acks"] += 1
@@ -154,20 +156,23 @@ class ChannelCore:
 
     def nack(self, handle: int, number: int) -> bool:
         """Hand a delivery back at once; ``False`` if it is not on lease to this consumer."""
-        self._wake()
-        returned = self._outlet.hand_back(handle, number)
+        self._members.wake()
+        delivery = self._outlet.leases.find(handle, number)
+        if delivery is None:
+            return False
+        self._outlet.leases.hand_back(delivery)
         self._intake.admit()
-        return returned
+        return True
 
     def cancel(self, handle: int, number: int) -> None:
         """Take back get number ``number`` of a consumer whose caller has gone."""
-        self._wake()
+        self._members.wake()
         self._outlet.cancel(handle, number)
         self._intake.admit()
 
     def set_version(self, version: int) -> None:
         """Announce the current weight version; it never goes back."""
-        self._wake()
+        self._members.wake()
         self.state.version = version if self.state.version is None else max(version, self.state.version)
         if self.state.log is not None:
             self.state.log(("version", self.state.version))
@@ -180,7 +185,7 @@ class ChannelCore:
         Raises:
             BatchTooLargeError: Such a batch can never fill within ``max_items``.
         """
-        self._wake()
+        self._members.wake()
         state = self.state
         if granularity.fill and granularity.count is not None and granularity.count > state.config.max_items:
             raise BatchTooLargeError(
@@ -258,78 +263,13 @@ class ChannelCore:
 
     def tick(self) -> None:
         """Do what is due: time-outs, leases that ended, waiters to be named."""
-        self._wake()
+        self._members.wake()
         self.state.alarms.ring(self.state.clock())
 
     @property
     def intake(self) -> Intake:
         """The producers' side, for recovery."""
         return self._intake
-
-    def give_up(self, queue: KeyQueue, name: str, reason: str) -> None:
-        """Deliver an incomplete group as it is."""
-        queue.give_up(queue.groups[name], reason)
-        self.state.report("group-short", f"group {name!r}: {reason}")
-        if self.state.log is not None:
-            self.state.log(("short", queue.key, name, reason))
-
-    def _wake(self) -> None:
-        """Forgive members what they could not say while the broker itself was stopped."""
-        due, now = self.state.alarms.due(), self.state.clock()
-        lease = self.state.config.lease_seconds
-        if due is not None and now - due > lease / 4:
-            for member in [*self.state.producers.values(), *self.state.consumers.values()]:
-                member.alive_until = max(member.alive_until, now + lease * 2 / 3)
-
-    def _member(self, handle: int) -> Member | None:
-        return self.state.consumers.get(handle) or self.state.producers.get(handle)
-
-    def _prolong(self, member: Member) -> None:
-        member.alive_until = self.state.clock() + self.state.config.lease_seconds
-        if member.lapsed:
-            member.lapsed = False
-            self._watch(member)
-
-    def _watch(self, member: Member) -> None:
-        member.alive_until = self.state.clock() + self.state.config.lease_seconds
-        self.state.alarms.set(member.alive_until, self._check_alive, member)
-
-    def _check_alive(self, member: Member) -> None:
-        if self._member(member.handle) is not member:
-            return
-        if member.alive_until > self.state.clock():
-            self.state.alarms.set(member.alive_until, self._check_alive, member)
-            return
-        member.lapsed = True
-        text = f"{member.name!r} was not heard of for {self.state.config.lease_seconds:g} s"
-        if isinstance(member, Consumer):
-            held = self._outlet.drop(member, f"consumer {text}")
-            self.state.report("consumer-lost", f"consumer {text}; {held} deliveries go to others")
-            self._intake.admit()
-        elif isinstance(member, Producer) and not member.finished:
-            self._lose(member, text)
-
-    def _lose(self, producer: Producer, text: str) -> None:
-        state = self.state
-        broken = [
-            (queue, group)
-            for queue in state.queues.values()
-            for group in queue.groups.values()
-            if producer in group.contributors
-        ]
-        names = ", ".join(f"{group.name!r} ({group.arrived} of {group.size})" for _, group in broken[:5])
-        state.report("producer-lost", f"producer {text}; incomplete groups: {names or 'none'}")
-        due = state.clock() + state.config.group_seconds
-        for queue, group in broken:
-            reason = f"producer {producer.name!r} died, {{}} of {group.size} members came"
-            state.alarms.set(due, self._group_overdue, (queue, group, reason))
-
-    def _group_overdue(self, argument: tuple[KeyQueue, Group, str]) -> None:
-        queue, group, reason = argument
-        if queue.groups.get(group.name) is group:
-            self.give_up(queue, group.name, reason.format(group.arrived))
-            self._outlet.serve(queue)
-            self._intake.admit()
 
     def _finish(self, producer: Producer) -> None:
         producer.finished = True

@@ -1,6 +1,6 @@
 """The consumers' side: who gets which batch, leases, acknowledgements and what comes back."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rlinf_plugins.core.errors import (
@@ -11,7 +11,8 @@ from rlinf_plugins.core.errors import (
     WrongGroupError,
 )
 from rlinf_plugins.scheduler.channel.config import Granularity
-from rlinf_plugins.scheduler.channel.model import Consumer, Delivery, Group, Item, Request, Unit, Waiter
+from rlinf_plugins.scheduler.channel.leases import Leases
+from rlinf_plugins.scheduler.channel.model import Consumer, Group, Item, Request, Unit, Waiter
 from rlinf_plugins.scheduler.channel.queue import KeyQueue
 from rlinf_plugins.scheduler.channel.state import State
 
@@ -46,6 +47,7 @@ class Outlet:
         self._state = state
         self._describe = describe
         self._names: dict[str, Consumer] = {}
+        self.leases = Leases(state, self.serve)
         self.starved: Callable[[], bool] = lambda: False
         """Whether producers wait for room; set by whoever wires the parts."""
 
@@ -130,37 +132,6 @@ class Outlet:
         consumers = self._state.consumers.values()
         return any(c.waiting for c in consumers) and all(c.waiting for c in consumers if c.deliveries)
 
-    def commit(self, handle: int, number: int, parts: Iterable[int] | None) -> str:
-        """Commit a delivery or the numbered units of it; return why not, or an empty string."""
-        state = self._state
-        consumer = state.consumers.get(handle)
-        delivery = None if consumer is None else consumer.deliveries.get(number)
-        if delivery is None:
-            if number in state.committed:  # the answer to the first acknowledgement was lost
-                return ""
-            return "its lease ended and its items were given to another consumer"
-        for index in range(len(delivery.units)) if parts is None else parts:
-            unit = delivery.units[index]
-            if unit is not None:
-                delivery.units[index] = None
-                self._commit_unit(unit)
-        if not any(unit is not None for unit in delivery.units):
-            state.remember(number)
-            self._forget(delivery)
-            if state.closed:
-                self.serve(delivery.queue)
-        state.reclaim(delivery.queue)
-        return ""
-
-    def hand_back(self, handle: int, number: int) -> bool:
-        """Return a delivery to its queue at once; ``False`` if it is not held by this consumer."""
-        consumer = self._state.consumers.get(handle)
-        delivery = None if consumer is None else consumer.deliveries.get(number)
-        if delivery is None:
-            return False
-        self._return(delivery)
-        return True
-
     def cancel(self, handle: int, request: int) -> None:
         """Take back a get whose caller has gone, also if it was answered meanwhile."""
         consumer = self._state.consumers.get(handle)
@@ -171,24 +142,21 @@ class Outlet:
             for waiter in [w for w in queue.waiters.values() if w.consumer is consumer and w.request.number == request]:
                 self._give_up(waiter, ChannelTimeoutError("the get was cancelled"))
         for delivery in [d for d in consumer.deliveries.values() if d.request == request]:
-            self._return(delivery)
+            self.leases.hand_back(delivery)
 
     def drop(self, consumer: Consumer, reason: str) -> int:
         """A consumer is gone: what it holds goes back, what it waits for is refused; return the deliveries it held."""
         self._state.consumers.pop(consumer.handle, None)
-        held = list(consumer.deliveries.values())
-        self._state.counts["expired"] += len(held)
-        touched = {id(delivery.queue): delivery.queue for delivery in held}
+        held, touched = len(consumer.deliveries), {}
         for queue in self._state.queues.values():
             for waiter in [w for w in queue.waiters.values() if w.consumer is consumer]:
                 self._dismiss(waiter, UnknownMemberError(reason))
                 touched[id(queue)] = queue
-        for delivery in held:
-            self._take_back(delivery)
+        touched |= {id(queue): queue for queue in self.leases.take_all(consumer)}
         # Served only now: nothing may go to who is gone, and the stream has not ended while something comes back.
         for queue in touched.values():
             self.serve(queue)
-        return len(held)
+        return held
 
     def _arm(self, waiter: Waiter) -> None:
         """Set the alarm for the next thing that happens to a waiter: being named, or its time running out."""
@@ -263,62 +231,10 @@ class Outlet:
                 state.forget(item)
 
     def _deliver(self, queue: KeyQueue, waiter: Waiter, units: list[Unit]) -> None:
-        state, consumer = self._state, waiter.consumer
-        number = state.number()
-        for unit in units:
-            for item in unit.items:
-                item.attempts += 1
-                state.counts["redelivered"] += item.attempts > 1
-                state.leased += 1
-        delivery = Delivery(number, consumer, queue, waiter.request.number, list(units))
-        consumer.deliveries[number] = delivery
-        consumer.load += sum(max(unit.weight, 1) for unit in units) / consumer.share
-        queue.leased += 1
+        delivery = self.leases.grant(queue, waiter, units)
         step = None if queue.granularity.step is None else units[0].step
         ends = step is not None and step < queue.step and not (queue.ready and queue.ready[0].step == step)
-        state.counts["delivered"] += 1
-        if waiter.request.hold is not None:
-            delivery.alarm = state.alarms.set(state.clock() + waiter.request.hold, self._hold_over, delivery)
-        self._dismiss(waiter, Batch(number, units, step, ends, waiter.stale))
-
-    def _hold_over(self, delivery: Delivery) -> None:
-        self._state.counts["expired"] += 1
-        self._return(delivery)
-
-    def _commit_unit(self, unit: Unit) -> None:
-        for item in unit.items:
-            self._state.leased -= 1
-            self._state.counts["committed"] += 1
-            self._state.forget(item)
-        if isinstance(unit, Group):
-            self._state.forget_failures(unit)
-
-    def _forget(self, delivery: Delivery) -> None:
-        del delivery.consumer.deliveries[delivery.number]
-        delivery.queue.leased -= 1
-        self._state.alarms.cancel(delivery.alarm)
-
-    def _return(self, delivery: Delivery) -> None:
-        self._take_back(delivery)
-        self.serve(delivery.queue)
-
-    def _take_back(self, delivery: Delivery) -> None:
-        state, queue = self._state, delivery.queue
-        self._forget(delivery)
-        back = [unit for unit in delivery.units if unit is not None]
-        for unit in back:
-            state.leased -= len(unit.items)
-        limit = state.config.max_deliveries
-        keep = [u for u in back if limit is None or all(item.attempts < limit for item in u.items)]
-        for unit in back:
-            if unit not in keep:
-                self._set_aside(unit)
-        queue.give_back(keep)
-
-    def _set_aside(self, unit: Unit) -> None:
-        for item in unit.items:
-            self._state.dead_letters.append(item)
-            self._state.report("dead-letter", f"came back {item.attempts} times and is set aside", item)
+        self._dismiss(waiter, Batch(delivery.number, units, step, ends, waiter.stale))
 
     def _end(self, queue: KeyQueue) -> None:
         """Tell those who wait that nothing will come, unless somebody who works may still give something back."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from rlinf_plugins.scheduler.channel.members import give_up
 from rlinf_plugins.scheduler.channel.model import Entry, Group, Item
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _settle_groups(core: "ChannelCore", short: Iterable[Record]) -> None:
     for key, name, reason in short:
         queue = core.state.queues.get(key)
         if queue is not None and name in queue.groups:
-            core.give_up(queue, name, reason)
+            give_up(core.state, queue, name, reason)
     for queue in core.state.queues.values():
         if not queue.granularity.whole_groups:
             queue.groups.clear()
