@@ -36,7 +36,7 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], where: str) -> T:
         config = msgspec.convert(dict(values), cls, strict=True)
     except msgspec.ValidationError as error:
         raise ConfigError(_describe(str(error), values, where)) from error
-    _validate(config, where)
+    validate(config, where)
     return config
 
 
@@ -92,11 +92,16 @@ def _describe(message: str, values: Mapping[str, Any], where: str) -> str:
     return f"{'.'.join([where, *keys])}: {expected}{shown}"
 
 
-def _validate(config: Any, where: str) -> None:
+def validate(config: Any, where: str) -> None:
+    """Let a dataclass and those in it refuse impossible values, innermost first.
+
+    Raises:
+        ConfigError: Whatever their ``validate`` methods refuse.
+    """
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
-            _validate(value, f"{where}.{field.name}")
+            validate(value, f"{where}.{field.name}")
     check = getattr(config, "validate", None)
     if check is not None:
         check(where)

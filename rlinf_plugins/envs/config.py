@@ -32,20 +32,19 @@ class RewardConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpisodeConfig:
-    """Where an episode ends, and what happens then.
+    """Where an episode ends.
+
+    A finished environment waits for its reset and costs nothing, unless the pool has a ``next_initial``.
 
     Attributes:
         max_steps: Cut episodes off (``truncated``) after this many steps; None leaves it to the environment.
         ignore_terminations: Go on after success until the episode is truncated; ``terminated`` is still reported.
         run_after_done: Execute the rest of a chunk after the episode's end in it; those steps are still not valid.
-        after_done: ``"freeze"``: a finished environment waits for its reset and costs nothing; ``"auto_reset"``: it is
-            reset at once with the next of the pool's initial states.
     """
 
     max_steps: int | None = None
     ignore_terminations: bool = False
     run_after_done: bool = False
-    after_done: Literal["freeze", "auto_reset"] = "freeze"
 
     def validate(self, where: str) -> None:
         """Refuse impossible values.
@@ -95,12 +94,22 @@ class VideoConfig:
     Attributes:
         folder: Folder of the videos; created if needed.
         fps: Frames per second of the file; there is one frame per observation.
-        every: Film each n-th episode of a slot.
+        every: Film each n-th episode of the pool.
     """
 
     folder: str
     fps: int = 10
     every: int = 1
+
+    def validate(self, where: str) -> None:
+        """Refuse impossible values.
+
+        Raises:
+            ConfigError: Names the option.
+        """
+        for name in ("fps", "every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{where}.{name} must be at least 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,3 +153,5 @@ class PoolConfig:
             raise ConfigError(f"{where}.max_chunk must be at least 1, got {self.max_chunk}")
         if self.parallel_starts < 0:
             raise ConfigError(f"{where}.parallel_starts must not be negative, got {self.parallel_starts}")
+        if self.memory_budget is not None and self.memory_budget < 1:
+            raise ConfigError(f"{where}.memory_budget must be positive or left out, got {self.memory_budget}")

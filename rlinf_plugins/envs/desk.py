@@ -68,25 +68,41 @@ class Desk:
         """
         return self._check.shape(actions, rows)
 
-    def begin_reset(self, slot: int, initial: InitialState) -> Call:
-        """Start an episode; the caller has the lock."""
-        check_initial(self.spec, initial)
-        self.crew.check(slot, "reset")
-        call = Call(slot, "reset", pack(("reset", initial)), self._config.deadlines.reset, initial=initial)
+    def begin_resets(self, chosen: list[int], initial: Sequence[InitialState]) -> list[Call]:
+        """Start an episode in each of ``chosen``, or in none if one cannot.
+
+        Raises:
+            PoolUsageError: Other than one initial state per slot, one the environments do not have, or a busy slot.
+        """
+        if len(initial) != len(chosen):
+            raise PoolUsageError(f"{len(chosen)} slots need as many initial states, got {len(initial)}")
+        calls = []
+        with self.crew.lock:
+            for slot, start in zip(chosen, initial, strict=True):
+                check_initial(self.spec, start)
+                self.crew.check(slot, "reset")
+            for slot, start in zip(chosen, initial, strict=True):
+                message = pack(("reset", (start, self._begin(slot, start))))
+                calls.append(self.crew.begin(Call(slot, "reset", message, self._config.deadlines.reset)))
+        return calls
+
+    def _begin(self, slot: int, initial: InitialState) -> int:
+        """Open an episode and return its number."""
         self._known.add(slot)
-        self.ledger.begin(slot, initial)
         self.failures.pop(slot, None)
-        return self.crew.begin(call)
+        return self.ledger.begin(slot, initial)
 
     def begin_save(self, slot: int) -> Call:
         """Start taking a snapshot; the caller has the lock."""
         return self.crew.begin(Call(slot, "save", pack(("save", None)), self._config.deadlines.snapshot))
 
-    def begin_load(self, slot: int, state: bytes) -> Call:
-        """Start restoring a snapshot; the caller has the lock."""
-        self._known.add(slot)
-        self.failures.pop(slot, None)
-        return self.crew.begin(Call(slot, "load", pack(("load", state)), self._config.deadlines.snapshot))
+    def begin_load(self, slot: int, state: bytes, initial: InitialState | None = None) -> Call:
+        """Start restoring a snapshot, as a new episode that began at ``initial`` or as the open one it was taken of.
+
+        The caller has the lock.
+        """
+        number = self.ledger.number(slot) if initial is None else self._begin(slot, initial)
+        return self.crew.begin(Call(slot, "load", pack(("load", (state, number))), self._config.deadlines.snapshot))
 
     def begin_steps(self, chosen: list[int], chunk: np.ndarray) -> list[Call]:
         """Start a chunk in each of ``chosen``; actions ``[rows, steps, action_dim]`` as :meth:`shape` gives them."""

@@ -23,6 +23,11 @@ class Ledger:
 
     Args:
         board: Where the workers write how far they have come.
+
+    Attributes:
+        begun: Episodes that began.
+        closed: Episodes that ended.
+        forgotten: Records that were not drained in time: only the last 100,000 are kept.
     """
 
     def __init__(self, board: Board) -> None:
@@ -31,13 +36,15 @@ class Ledger:
         self._closed: deque[EpisodeRecord] = deque(maxlen=_CAPACITY)
         self.begun = 0
         self.closed = 0
+        self.forgotten = 0
 
-    def begin(self, slot: int, initial: InitialState) -> None:
-        """Open an episode of ``slot``; one that is still open is abandoned."""
+    def begin(self, slot: int, initial: InitialState) -> int:
+        """Open an episode of ``slot`` and return its number; one that is still open is abandoned."""
         self.close(slot, "abandoned")
         self._board.clear(slot)
         self._open[slot] = _Open(number=self.begun, initial=initial)
         self.begun += 1
+        return self.begun - 1
 
     def describe(self, slot: int, task: str) -> None:
         """Note the instruction of the open episode, known after its reset."""
@@ -52,6 +59,10 @@ class Ledger:
         """Return where the open episode of ``slot`` started."""
         return self._open[slot].initial
 
+    def number(self, slot: int) -> int:
+        """Return the number of the open episode of ``slot``."""
+        return self._open[slot].number
+
     def close(self, slot: int, ending: Ending, failure: Failure | None = None) -> None:
         """Close the episode of ``slot``, if one is open, with what the board says of it."""
         episode = self._open.pop(slot, None)
@@ -59,6 +70,7 @@ class Ledger:
             return
         once, now, terminated, truncated, _ = (bool(flag) for flag in self._board.flags[slot])
         self.closed += 1
+        self.forgotten += len(self._closed) == _CAPACITY
         self._closed.append(
             EpisodeRecord(
                 number=episode.number,

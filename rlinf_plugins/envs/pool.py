@@ -5,6 +5,7 @@ from types import TracebackType
 
 import numpy as np
 
+from rlinf_plugins.core.config import validate
 from rlinf_plugins.core.errors import PoolUsageError, RestartStormError
 from rlinf_plugins.envs.auto_reset import NextInitial, auto_reset
 from rlinf_plugins.envs.config import PoolConfig
@@ -37,6 +38,7 @@ class EnvPool:
 
     Raises:
         EnvStartError: An environment cannot be made.
+        ConfigError: An option has an impossible value.
         PoolUsageError: The number of environments is not positive or contradicts the factories.
     """
 
@@ -48,7 +50,9 @@ class EnvPool:
         next_initial: NextInitial | None = None,
     ) -> None:
         factories = as_factories(factory, num_envs)
-        self._desk = Desk(factories, config or PoolConfig())
+        config = config or PoolConfig()
+        validate(config, "config")
+        self._desk = Desk(factories, config)
         self.spec: EnvSpec = self._desk.spec
         self._next_initial = next_initial
         self._inflight: dict[int, Call] = {}
@@ -82,12 +86,8 @@ class EnvPool:
             PoolUsageError: Unknown, repeated or busy slots, or other than one initial state per slot.
             RestartStormError: A slot was given up after too many failures in a row.
         """
-        chosen = self._desk.choose(slots)
-        if len(initial) != len(chosen):
-            raise PoolUsageError(f"{len(chosen)} slots need as many initial states, got {len(initial)}")
-        with self._desk.crew.lock:
-            calls = [self._desk.begin_reset(slot, start) for slot, start in zip(chosen, initial, strict=True)]
-        self._desk.wait(calls)
+        chosen = self._choose(slots)
+        self._desk.wait(self._desk.begin_resets(chosen, initial))
         for slot in chosen:
             self._refuse_storm(slot)
         return self._desk.batch(chosen, 0)
@@ -107,7 +107,7 @@ class EnvPool:
                 fails only its own environment.
             PoolUsageError: Unknown, repeated or busy slots, or one that was never reset.
         """
-        chosen = self._desk.choose(slots)
+        chosen = self._choose(slots)
         chunk = self._desk.shape(actions, len(chosen))
         self._desk.wait(self._desk.begin_steps(chosen, chunk))
         batch = self._desk.batch(chosen, chunk.shape[1])
@@ -117,17 +117,15 @@ class EnvPool:
 
     def send(self, actions: object, slots: Sequence[int]) -> None:
         """Start a chunk in each of ``slots`` without waiting; see :meth:`recv`. Errors as in :meth:`step_chunk`."""
-        chosen = self._desk.choose(slots)
-        chunk = self._desk.shape(actions, len(chosen))
-        for slot, call in zip(chosen, self._desk.begin_steps(chosen, chunk), strict=True):
-            self._inflight[slot] = call
+        chosen = self._choose(slots)
+        for call in self._desk.begin_steps(chosen, self._desk.shape(actions, len(chosen))):
+            self._inflight[call.slot] = call
 
     def send_reset(self, initial: Sequence[InitialState], slots: Sequence[int]) -> None:
         """Start an episode in each of ``slots`` without waiting; see :meth:`recv`. Errors as in :meth:`reset`."""
-        chosen = self._desk.choose(slots)
-        with self._desk.crew.lock:
-            for slot, start in zip(chosen, initial, strict=True):
-                self._inflight[slot] = self._desk.begin_reset(slot, start)
+        chosen = self._choose(slots)
+        for call in self._desk.begin_resets(chosen, initial):
+            self._inflight[call.slot] = call
 
     def recv(self, at_least: int = 1) -> list[StepResult]:
         """Return the environments that are ready, waiting until there are ``at_least`` that many.
@@ -150,14 +148,14 @@ class EnvPool:
 
     async def async_reset(self, slot: int, initial: InitialState) -> StepResult:
         """Start an episode in one environment. Errors as in :meth:`reset`."""
-        self._desk.choose([slot])
-        call = await self._coroutines.run(lambda: self._desk.begin_reset(slot, initial))
+        chosen = self._choose([slot])
+        call = await self._coroutines.run(lambda: self._desk.begin_resets(chosen, [initial])[0])
         self._refuse_storm(slot)
         return self._desk.result(call)
 
     async def async_step(self, slot: int, actions: object) -> StepResult:
         """Execute a chunk in one environment: ``[steps, action_dim]`` or ``[action_dim]``. Errors as in step_chunk."""
-        chosen = self._desk.choose([slot])
+        chosen = self._choose([slot])
         array = np.asarray(actions)
         chunk = self._desk.shape(array[None] if array.ndim == 2 else array[None, None], 1)
         return self._desk.result(await self._coroutines.run(lambda: self._desk.begin_steps(chosen, chunk)[0]))
@@ -171,7 +169,7 @@ class EnvPool:
             SnapshotError: The environment has no snapshots, or one could not be taken.
             PoolUsageError: A slot has no running episode.
         """
-        return self._snapshots.save(self._desk.choose(slots))
+        return self._snapshots.save(self._choose(slots))
 
     def load(self, snapshots: Mapping[int, bytes]) -> Batch:
         """Continue from snapshots, in any slot of any pool of the same environment.
@@ -216,16 +214,20 @@ class EnvPool:
     # --- records and end --------------------------------------------------------------------------------------
 
     def drain_records(self) -> list[EpisodeRecord]:
-        """Return the record of every episode that ended since the last call, each exactly once."""
+        """Return the record of every episode that ended since the last call, each exactly once.
+
+        Up to 100,000 are kept for a caller that does not ask.
+        """
         with self._desk.crew.lock:
             return self._desk.ledger.drain()
 
     def stats(self) -> dict[str, int]:
-        """Return counters: episodes begun and closed, processes started, workers recycled."""
+        """Return counters: episodes begun, closed and forgotten (see drain_records), processes started, recycled."""
         with self._desk.crew.lock:
             starts = sum(slot.starts for slot in self._desk.crew.slots)
-            counts = {"episodes_begun": self._desk.ledger.begun, "episodes_closed": self._desk.ledger.closed}
-            return {**counts, "starts": starts, "recycled": self._desk.recycled}
+            ledger = self._desk.ledger
+            counts = {"episodes_begun": ledger.begun, "episodes_closed": ledger.closed}
+            return {**counts, "records_forgotten": ledger.forgotten, "starts": starts, "recycled": self._desk.recycled}
 
     def close(self) -> None:
         """End all processes and close the open episodes as abandoned. May be called again."""
@@ -233,6 +235,14 @@ class EnvPool:
         with self._desk.crew.lock:
             self._desk.ledger.close_all()
         self._desk.crew.close()
+
+    def _choose(self, slots: Sequence[int] | None) -> list[int]:
+        chosen = self._desk.choose(slots)
+        if self._inflight:
+            busy = sorted(self._inflight.keys() & set(chosen))
+            if busy:
+                raise PoolUsageError(f"environments {busy} are busy: recv() their answers first")
+        return chosen
 
     def _refuse_storm(self, slot: int) -> None:
         failure = self._desk.failures.get(slot)

@@ -1,6 +1,7 @@
 """Videos of episodes, encoded off the hot path by a low-priority thread of the worker."""
 
 import contextlib
+import itertools
 import os
 import queue
 import threading
@@ -15,7 +16,7 @@ from rlinf_plugins.envs.protocol import EnvSpec, InitialState, Observation
 
 _LOWEST_PRIORITY = 19
 _QUEUED_EPISODES = 2
-"""Episodes that wait for the encoder; more are dropped, so that filming neither stalls nor fills the memory."""
+"""Episodes that wait for the encoder; more are not filmed, so that filming neither stalls nor fills the memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,20 +41,19 @@ class Recorder:
         self._folder = Path(config.folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._frames: list[np.ndarray] = []
-        self._episode = -1
         self._films: queue.Queue[_Film | None] = queue.Queue(_QUEUED_EPISODES)
         self._thread = threading.Thread(target=self._encode_all, name="video", daemon=True)
         self._thread.start()
 
-    def begin(self, initial: InitialState, task: str) -> None:
-        """Start a new episode; what was collected of an unfinished one is forgotten."""
-        self._episode += 1
-        self._initial, self._task = initial, task
+    def begin(self, initial: InitialState, task: str, number: int) -> None:
+        """Start the pool's episode ``number``; what was collected of an unfinished one is forgotten."""
+        self._initial, self._task, self._number = initial, task, number
+        self._films_it = number % self._config.every == 0
         self._frames = []
 
     def add(self, observation: Observation) -> None:
         """Take the observation's image, if this episode is filmed."""
-        if self._episode % self._config.every == 0:
+        if self._films_it:
             self._frames.append(observation[self._view].copy())
 
     def finish(self, success: bool, ret: float) -> None:
@@ -62,7 +62,7 @@ class Recorder:
             return
         at = self._initial
         outcome = "success" if success else "failure"
-        name = f"{self._name}-task{at.task}-trial{at.trial}-slot{self._slot}-{self._episode:06d}-{outcome}.mp4"
+        name = f"{self._name}-task{at.task}-trial{at.trial}-slot{self._slot}-{self._number:06d}-{outcome}.mp4"
         comment = f"task={at.task} trial={at.trial} return={ret:.4f} {outcome} instruction={self._task}"
         with contextlib.suppress(queue.Full):
             self._films.put_nowait(_Film(frames=self._frames, path=self._folder / name, comment=comment))
@@ -97,7 +97,7 @@ def _encode(film: _Film, fps: int) -> None:
     import imageio_ffmpeg
 
     height, width = film.frames[0].shape[:2]
-    unfinished = film.path.with_suffix(".part.mp4")
+    unfinished = film.path.with_suffix(f".{os.getpid()}.part.mp4")
     writer = imageio_ffmpeg.write_frames(
         str(unfinished),
         (width, height),
@@ -109,4 +109,16 @@ def _encode(film: _Film, fps: int) -> None:
     for frame in film.frames:
         writer.send(np.ascontiguousarray(frame[..., :3]))
     writer.close()
-    unfinished.replace(film.path)
+    _publish(unfinished, film.path)
+
+
+def _publish(unfinished: Path, path: Path) -> None:
+    """Give a file its name; a film of another pool that has the same name stays."""
+    for copy in itertools.count(2):
+        try:
+            os.link(unfinished, path)
+        except FileExistsError:
+            path = path.with_stem(f"{path.stem.partition('~')[0]}~{copy}")
+        else:
+            unfinished.unlink()
+            return

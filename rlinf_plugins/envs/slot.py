@@ -6,7 +6,6 @@ from typing import Any
 
 from rlinf_plugins.core.supervision import RestartBudget, Worker
 from rlinf_plugins.envs.failures import Failure, FailureKind
-from rlinf_plugins.envs.protocol import InitialState
 
 
 class Status(Enum):
@@ -35,7 +34,6 @@ class Call:
         seconds: Time the worker has.
         count: Number of action steps, for ``step``.
         done: Whether it is answered, or failed.
-        initial: Where the episode starts, for ``reset``.
         answer: What the worker answered.
         failure: Why it was not answered.
         abandoned: Nobody waits for it any more.
@@ -49,24 +47,14 @@ class Call:
         "count",
         "done",
         "failure",
-        "initial",
         "message",
         "name",
         "seconds",
         "slot",
     )
 
-    def __init__(
-        self,
-        slot: int,
-        name: str,
-        message: bytes,
-        seconds: float,
-        count: int = 0,
-        initial: InitialState | None = None,
-    ) -> None:
+    def __init__(self, slot: int, name: str, message: bytes, seconds: float, count: int = 0) -> None:
         self.slot, self.name, self.message, self.seconds, self.count = slot, name, message, seconds, count
-        self.initial = initial
         self.callback: Callable[[Call], None] | None = None
         self.done = False
         self.abandoned = False

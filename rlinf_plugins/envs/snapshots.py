@@ -44,9 +44,7 @@ class Snapshots:
         with desk.crew.lock:
             for slot in chosen:
                 desk.crew.check(slot, "load")
-            for slot in chosen:
-                desk.ledger.begin(slot, opened[slot][0])
-            calls = [desk.begin_load(slot, opened[slot][1]) for slot in chosen]
+            calls = [desk.begin_load(slot, opened[slot][1], opened[slot][0]) for slot in chosen]
         desk.wait(calls)
         return desk.batch(chosen, 0)
 

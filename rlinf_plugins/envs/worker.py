@@ -62,12 +62,12 @@ class _EnvWorker:
         self._env: Environment = factory()
         spec: EnvSpec = self._env.spec
         spec.validate()
+        self._recorder: Recorder | None = make_recorder(config.video, spec, self._slot)
         if config.preflight:
             self._preflight(spec)
         self._channel.send(pack(("hello", spec)))
         self._receive()  # the pool has sized the memory
         self._map(Data(self._data_fd, spec, self._slots, config.max_chunk), spec)
-        self._recorder: Recorder | None = make_recorder(config.video, spec, self._slot)
 
     def _receive(self) -> bytes:
         try:
@@ -115,7 +115,8 @@ class _EnvWorker:
                 return
             self._channel.send(commands[name](argument))
 
-    def _reset(self, initial: InitialState) -> bytes:
+    def _reset(self, where: tuple[InitialState, int]) -> bytes:
+        initial, number = where
         self._board.enter(self._slot, Phase.RESET)
         self._episode = Episode(initial=initial)
         trim_output()
@@ -123,10 +124,14 @@ class _EnvWorker:
         self._observe()
         self._publish()
         self._board.private[self._slot] = private_bytes()
-        if self._recorder is not None:
-            self._recorder.begin(initial, self._task)
-            self._recorder.add(self._observation)
+        self._film(number)
         return pack(("task", self._task))
+
+    def _film(self, number: int) -> None:
+        """Begin the film of an episode with what is seen now."""
+        if self._recorder is not None:
+            self._recorder.begin(self._episode.initial, self._task, number)
+            self._recorder.add(self._observation)
 
     def _step(self, count: int) -> bytes:
         episode, config, board, slot = self._episode, self._config, self._board, self._slot
@@ -171,7 +176,8 @@ class _EnvWorker:
         state = {"env": self._env.save(), "episode": self._episode.state(), "task": self._task}
         return pack(("state", pack(state)))
 
-    def _load(self, packed: bytes) -> bytes:
+    def _load(self, what: tuple[bytes, int]) -> bytes:
+        packed, number = what
         self._board.enter(self._slot, Phase.LOAD)
         if not isinstance(self._env, Snapshotting):
             raise SnapshotError(f"{self._env.spec.name} has no save() and load(): it cannot be restored")
@@ -181,6 +187,7 @@ class _EnvWorker:
         self._task = state["task"]
         self._observe()
         self._publish()
+        self._film(number)
         return pack(("task", self._task))
 
     def _observe(self) -> None:

@@ -1,5 +1,6 @@
 """Pools over toy environments, and what must be left behind when they are gone: nothing."""
 
+import gc
 import os
 
 import psutil
@@ -29,8 +30,9 @@ def make_pool(quick):
         return pools[-1]
 
     yield make
-    for pool in pools:
-        pool.close()
+    while pools:
+        pools.pop().close()
+    gc.collect()  # shared memory lives as long as an array over it
     assert not [child for child in psutil.Process().children(recursive=True) if _is_worker(child)]
     assert len(set(os.listdir("/proc/self/fd")) - before) <= 2, "descriptors leak"  # an event loop's may linger
 

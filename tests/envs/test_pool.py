@@ -5,8 +5,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from rlinf_plugins.core.errors import ActionError, EnvStartError, PoolUsageError, SnapshotError
-from rlinf_plugins.envs import EpisodeConfig, InitialState, PoolConfig, RewardConfig
+from rlinf_plugins.core.errors import ActionError, ConfigError, EnvStartError, PoolUsageError, SnapshotError
+from rlinf_plugins.envs import Deadlines, EpisodeConfig, InitialState, PoolConfig, RewardConfig
 from rlinf_plugins.testing.envs import Mishap, NullFactory, ToyFactory
 
 
@@ -248,6 +248,25 @@ def test_misuse_is_named(make_pool):
         pool.reset(starts(0, 0, task=9))
     with pytest.raises(PoolUsageError, match="at least one"):
         make_pool(ToyFactory(), 0)
+    with pytest.raises(ConfigError, match=r"config\.deadlines\.step must be positive, got 0"):
+        make_pool(ToyFactory(), 1, PoolConfig(deadlines=Deadlines(step=0)))
+
+
+def test_what_is_refused_for_one_slot_moves_no_other(make_pool):
+    pool = make_pool(ToyFactory(), 2)
+    mixed = [InitialState(), InitialState(task=9)]
+    for begin in (pool.reset, lambda initial: pool.send_reset(initial, [0, 1])):
+        with pytest.raises(PoolUsageError, match="no task 9"):
+            begin(mixed)
+    with pytest.raises(PoolUsageError, match="as many initial states"):
+        pool.send_reset(starts(0), [0, 1])
+    assert pool.stats()["episodes_begun"] == 0
+    pool.send_reset(starts(0, 1), [0, 1])
+    for call in (lambda: pool.reset(starts(0), [0]), lambda: pool.send(np.zeros((1, 1, 3)), [1]), pool.save):
+        with pytest.raises(PoolUsageError, match="busy"):
+            call()
+    assert len(pool.recv(2)) == 2
+    assert pool.step_chunk(np.zeros((2, 1, 3))).valid.all()
 
 
 def test_environments_of_one_pool_must_agree(make_pool):
