@@ -10,7 +10,10 @@ from rlinf_plugins.envs.config import (
     RewardConfig,
     VideoConfig,
 )
+from rlinf_plugins.envs.evaluation import Evaluation, evaluate
 from rlinf_plugins.envs.failures import Failure
+from rlinf_plugins.envs.initial_states import InitialStates, all_pairs
+from rlinf_plugins.envs.play import PolicyInput, play
 from rlinf_plugins.envs.pool import EnvPool
 from rlinf_plugins.envs.protocol import (
     EnvFactory,
@@ -31,12 +34,18 @@ __all__ = [
     "Environment",
     "EpisodeConfig",
     "EpisodeRecord",
+    "Evaluation",
     "Failure",
     "InitialState",
+    "InitialStates",
     "Outcome",
+    "PolicyInput",
     "PoolConfig",
     "RewardConfig",
     "Snapshotting",
     "StepResult",
     "VideoConfig",
+    "all_pairs",
+    "evaluate",
+    "play",
 ]

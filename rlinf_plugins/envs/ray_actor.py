@@ -11,7 +11,7 @@ from rlinf_plugins.envs.config import PoolConfig
 from rlinf_plugins.envs.failures import Failure
 from rlinf_plugins.envs.pool import EnvPool
 from rlinf_plugins.envs.protocol import EnvFactory, EnvSpec, InitialState
-from rlinf_plugins.envs.results import Batch, EpisodeRecord, StepResult
+from rlinf_plugins.envs.results import Batch, EpisodeRecord, StepResult, row_of
 
 Answer: TypeAlias = StepResult | RlinfError
 
@@ -91,40 +91,6 @@ class EnvActor:
     def _many(self, batch: Batch | None) -> Reply:
         rows = range(len(batch.slots)) if batch is not None else ()
         return Reply(answers=[row_of(batch, row) for row in rows if batch], records=self._pool.drain_records())
-
-
-def row_of(batch: Batch, row: int) -> StepResult:
-    """Return one row of a batch as a result of its own."""
-    slot = batch.slots[row]
-    return StepResult(
-        slot=slot,
-        observation={name: array[row] for name, array in batch.observation.items()},
-        task_description=batch.task_descriptions[row],
-        rewards=batch.rewards[row],
-        terminated=batch.terminated[row],
-        truncated=batch.truncated[row],
-        valid=batch.valid[row],
-        metrics={name: array[row] for name, array in batch.metrics.items()},
-        done=bool(batch.done[row]),
-        failure=batch.failures.get(slot),
-    )
-
-
-def stack(results: Sequence[StepResult]) -> Batch:
-    """Return results of several environments as a batch, row by row."""
-    first = results[0]
-    return Batch(
-        slots=[one.slot for one in results],
-        observation={name: np.stack([one.observation[name] for one in results]) for name in first.observation},
-        task_descriptions=[one.task_description for one in results],
-        rewards=np.stack([one.rewards for one in results]),
-        terminated=np.stack([one.terminated for one in results]),
-        truncated=np.stack([one.truncated for one in results]),
-        valid=np.stack([one.valid for one in results]),
-        metrics={name: np.stack([one.metrics[name] for one in results]) for name in first.metrics},
-        done=np.array([one.done for one in results]),
-        failures={one.slot: one.failure for one in results if one.failure is not None},
-    )
 
 
 def failed_result(spec: EnvSpec, last: StepResult | None, slot: int, steps: int, failure: Failure) -> StepResult:

@@ -14,10 +14,10 @@ from rlinf_plugins.envs.config import PoolConfig
 from rlinf_plugins.envs.desk import check_initial, choose_slots
 from rlinf_plugins.envs.pool import as_factories
 from rlinf_plugins.envs.protocol import EnvFactory, EnvSpec, InitialState
-from rlinf_plugins.envs.ray_actor import Reply, failed_result, stack
+from rlinf_plugins.envs.ray_actor import Reply, failed_result
 from rlinf_plugins.envs.ray_hosts import Hosts
 from rlinf_plugins.envs.ray_placement import Placement
-from rlinf_plugins.envs.results import Batch, EpisodeRecord, StepResult
+from rlinf_plugins.envs.results import Batch, EpisodeRecord, StepResult, stack
 from rlinf_plugins.envs.snapshots import open_snapshot
 
 

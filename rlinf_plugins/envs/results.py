@@ -1,5 +1,6 @@
 """What the pool gives back: one environment's step, a batch of them, and the record of an episode."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -105,3 +106,37 @@ class Batch:
     done: np.ndarray
     failures: dict[int, Failure] = field(default_factory=dict)
     final_observation: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+
+
+def row_of(batch: Batch, row: int) -> StepResult:
+    """Return one row of a batch as a result of its own."""
+    slot = batch.slots[row]
+    return StepResult(
+        slot=slot,
+        observation={name: array[row] for name, array in batch.observation.items()},
+        task_description=batch.task_descriptions[row],
+        rewards=batch.rewards[row],
+        terminated=batch.terminated[row],
+        truncated=batch.truncated[row],
+        valid=batch.valid[row],
+        metrics={name: array[row] for name, array in batch.metrics.items()},
+        done=bool(batch.done[row]),
+        failure=batch.failures.get(slot),
+    )
+
+
+def stack(results: Sequence[StepResult]) -> Batch:
+    """Return results of several environments as a batch, row by row."""
+    first = results[0]
+    return Batch(
+        slots=[one.slot for one in results],
+        observation={name: np.stack([one.observation[name] for one in results]) for name in first.observation},
+        task_descriptions=[one.task_description for one in results],
+        rewards=np.stack([one.rewards for one in results]),
+        terminated=np.stack([one.terminated for one in results]),
+        truncated=np.stack([one.truncated for one in results]),
+        valid=np.stack([one.valid for one in results]),
+        metrics={name: np.stack([one.metrics[name] for one in results]) for name in first.metrics},
+        done=np.array([one.done for one in results]),
+        failures={one.slot: one.failure for one in results if one.failure is not None},
+    )

@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlinf_plugins.core.config import from_mapping, suggest
 from rlinf_plugins.core.errors import ConfigError, UnknownNameError
-from rlinf_plugins.envs import EnvSpec, InitialState
+from rlinf_plugins.envs import EnvSpec, InitialState, all_pairs
 from rlinf_verl.vla.loop_config import EmbodiedConfig
 
 
@@ -59,18 +59,7 @@ class Suite(EmbodiedConfig):
         Raises:
             ConfigError: A task or an initial state the environment does not have, or an unlimited number of them.
         """
-        tasks = list(range(len(spec.tasks))) if self.tasks is None else list(dict.fromkeys(self.tasks))
-        unknown = [task for task in tasks if not 0 <= task < len(spec.tasks)]
-        if unknown:
-            raise ConfigError(f"{spec.name} has tasks 0 to {len(spec.tasks) - 1}; it has no {unknown}")
-        if self.trials is None and spec.trials is None:
-            raise ConfigError(f"{spec.name} has any number of initial states; say how many with trials=N")
-        last = spec.trials if self.trials is None else self.first_trial + self.trials
-        if spec.trials is not None and (last or 0) > spec.trials:
-            raise ConfigError(
-                f"{spec.name} has trials 0 to {spec.trials - 1} of each task, got up to {(last or 0) - 1}"
-            )
-        return [InitialState(task=task, trial=trial) for task in tasks for trial in range(self.first_trial, last or 0)]
+        return all_pairs(spec, self.tasks, self.trials, self.first_trial)
 
 
 def _libero(suite: str) -> dict[str, Any]:
