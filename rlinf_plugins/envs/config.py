@@ -122,7 +122,8 @@ class PoolConfig:
         preflight: Draw one frame at start and refuse a blank one.
         copy_observations: Give observations that stay as they are. If False they are views of the shared memory, valid
             until the slot's next call.
-        parallel_starts: Most workers that start at the same time; 1 serialises the first render, 0 is no limit.
+        parallel_starts: Most workers that start at the same time; 1 serialises the first render, 0 is one for each core
+            (and never less than 2): more would only slow each other down until they miss their deadline.
         memory_budget: Private bytes beyond which a worker is replaced at its episode's end; None is no limit.
         episode: Where episodes end.
         reward: How rewards are made.

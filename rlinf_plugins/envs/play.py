@@ -88,43 +88,46 @@ def play(
     if not 1 <= stages <= len(pool):
         raise ConfigError(f"stages must lie between 1 and the number of environments, {len(pool)}, got {stages}")
     pool.drain_records()  # of whatever was played before
-    waiting = deque(initial)
-    free, moving = list(range(len(pool))), 0
+    source, again = iter(initial), deque[InitialState]()
+    free, moving = deque(range(len(pool))), 0
     ready: deque[StepResult] = deque()
     current: dict[int, InitialState] = {}
     storm: Failure | None = None
-    while True:
-        while free and waiting:
-            slot = free.pop(0)
-            current[slot] = waiting.popleft()
-            pool.send_reset([current[slot]], [slot])
-            moving += 1
-        if not moving and not ready:
-            break
+
+    def start() -> int:
+        """Begin an episode in every free environment, as long as there are any; return their number."""
+        begun = 0
+        while free and (at := again.popleft() if again else next(source, None)) is not None:
+            current[free[0]] = at
+            pool.send_reset([at], [free.popleft()])
+            begun += 1
+        return begun
+
+    moving += start()
+    while moving or ready:
         rows = -(-(moving + len(ready)) // stages)
-        answers = pool.recv(max(0, min(rows - len(ready), moving))) if moving else []
-        moving -= len(answers)
-        for answer in answers:
+        for answer in pool.recv(max(0, min(rows - len(ready), moving))):
+            moving -= 1
             if on_step is not None:
                 on_step(answer)
             if not answer.done:
                 ready.append(answer)
             elif answer.failure is not None and answer.failure.kind == "storm":
-                waiting.appendleft(current[answer.slot])  # never began; another environment plays it
+                again.append(current[answer.slot])  # never began; another environment plays it
                 storm = answer.failure
             else:
                 free.append(answer.slot)
         yield from filter(_was_played, pool.drain_records())
-        if free and waiting:
-            continue  # start them before the policy takes its time
-        chosen = [ready.popleft() for _ in range(min(rows, len(ready)))]
+        begun = start()
+        moving += begun
+        chosen = [] if begun else [ready.popleft() for _ in range(min(rows, len(ready)))]  # else more may be ready soon
         if chosen:
             shown = _show(chosen)
             pool.send(policy(shown), shown.slots)
             moving += len(chosen)
     yield from filter(_was_played, pool.drain_records())
-    if waiting:
-        raise RestartStormError(f"no environment is left for {len(waiting)} episodes: {storm}")
+    if storm is not None and not free and (again or next(source, None) is not None):
+        raise RestartStormError(f"no environment is left to go on with: {storm}")
 
 
 def _show(chosen: list[StepResult]) -> PolicyInput:

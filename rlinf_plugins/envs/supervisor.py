@@ -146,8 +146,8 @@ class Supervisor:
                 self._launch(slot)
 
     def _may_start(self) -> bool:
-        limit = self._config.parallel_starts
-        return not limit or sum(slot.status is Status.STARTING for slot in self._crew.slots) < limit
+        limit = self._config.parallel_starts or max(2, len(os.sched_getaffinity(0)))
+        return sum(slot.status is Status.STARTING for slot in self._crew.slots) < limit
 
     def _launch(self, slot: Slot) -> None:
         index = slot.index

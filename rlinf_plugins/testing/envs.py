@@ -16,7 +16,7 @@ from rlinf_plugins.core.buffers import Field
 from rlinf_plugins.envs.protocol import EnvSpec, InitialState, Observation, Outcome
 
 Poison = Literal["kill", "segfault", "exit", "raise", "hang", "hang_holding_gil", "stop", "ask", "leak", "blank"]
-Where = Literal["build", "reset", "observe", "step", "save", "load"]
+Where = Literal["build", "reset", "observe", "step", "save", "load", "close"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,6 +145,7 @@ class ToyEnv:
 
     def close(self) -> None:
         """Release nothing."""
+        self._mishap("close")
 
     def _mishap(self, where: Where) -> bool:
         """Let what is due at this place happen; return whether the image shall be blank."""

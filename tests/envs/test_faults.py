@@ -5,17 +5,18 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from dataclasses import replace
 
 import numpy as np
 import psutil
 import pytest
 
-from rlinf_plugins.core.errors import EnvStartError, RestartStormError
-from rlinf_plugins.envs import InitialState, PoolConfig
+from rlinf_plugins.core.errors import EnvStartError, PoolUsageError, RestartStormError, SnapshotError
+from rlinf_plugins.envs import InitialState
 from rlinf_plugins.envs.board import Phase
 from rlinf_plugins.envs.failures import diagnose
-from rlinf_plugins.testing.envs import Mishap, NullFactory, ToyFactory
+from rlinf_plugins.testing.envs import Mishap, ToyFactory
 
 START = [InitialState(trial=0), InitialState(trial=1)]
 
@@ -48,12 +49,91 @@ def test_a_mishap_fails_one_episode_with_its_cause(make_pool, poison, kind, by, 
     assert [(r.slot, r.ending, r.length) for r in pool.drain_records()] == [(1, "failed", 2)]
 
 
+PLACES = ("reset", "observe", "step", "save", "load")
+POISONS = ("kill", "hang", "stop")
+
+
+def poisoned(folder, poison, places):
+    """Return a factory whose environment has each mishap once in its life, restarts of the process included.
+
+    Args:
+        folder: Where what happened is noted.
+        poison: What happens.
+        places: Where, by trial.
+    """
+    notes = {trial: str(folder / f"{poison}-{where}") for trial, where in places.items()}
+    mishaps = {trial: Mishap(poison=poison, where=where, marker=notes[trial]) for trial, where in places.items()}
+    return ToyFactory(mishaps=mishaps)
+
+
+@pytest.fixture
+def patient(quick):
+    """Deadlines that a worker meets even where other jobs have taken the machine."""
+    deadlines = replace(quick.deadlines, start=15.0, reset=4.0, step=2.0, snapshot=4.0)
+    return replace(quick, deadlines=deadlines, restart=replace(quick.restart, max_failures=20), parallel_starts=9)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["reset", "observe"])
-def test_a_crash_during_a_reset_is_an_episode_on_record(make_pool, where):
-    pool = make_pool(ToyFactory(mishaps={1: Mishap(poison="kill", where=where)}), 2)
-    assert list(pool.reset(START).failures) == [1]
-    assert [(r.ending, r.length, r.initial.trial) for r in pool.drain_records()] == [("failed", 0, 1)]
+def test_a_mishap_at_any_phase_of_a_start_is_survived(make_pool, patient, tmp_path):
+    """In the build, the first reset and the first frame; all at once, in nine processes."""
+    phases = [(poison, where) for poison in POISONS for where in ("build", "reset", "observe")]
+    pool = make_pool([poisoned(tmp_path, poison, {0: where}) for poison, where in phases], None, patient)
+    assert len(list(tmp_path.iterdir())) == len(phases)
+    assert pool.stats()["starts"] >= 2 * len(phases)
+    assert pool.reset([InitialState()] * len(phases)).failures == {}
+    assert pool.drain_records() == []
+
+
+@pytest.mark.slow
+def test_a_mishap_at_any_phase_of_an_episode_fails_that_episode_alone(make_pool, patient, tmp_path):
+    places = dict(enumerate(PLACES, 1))
+    pool = make_pool([ToyFactory(), *(poisoned(tmp_path, poison, places) for poison in POISONS)], None, patient)
+    sick = [1, 2, 3]
+    for trial, where in places.items():
+        episodes = [InitialState(trial=trial)] * 4
+        began = pool.reset(episodes)
+        if where in ("reset", "observe"):
+            assert list(began.failures) == sick
+            assert pool.reset(episodes[:3], sick).failures == {}
+        stepped = pool.step_chunk(np.zeros((4, 2, 3)))
+        assert list(stepped.failures) == (sick if where == "step" else [])
+        if where in ("step", "save"):
+            with pytest.raises(PoolUsageError if where == "step" else SnapshotError, match="environment 1"):
+                pool.save()
+        else:
+            assert list(pool.load(pool.save()).failures) == (sick if where == "load" else [])
+    assert len(list(tmp_path.iterdir())) == len(places) * len(POISONS)
+    records = [record for record in pool.drain_records() if record.ending == "failed"]
+    assert sorted(record.slot for record in records) == sorted(sick * len(PLACES))
+    for record in records:
+        assert record.failure.phase == places[record.initial.trial]
+        assert (record.failure.kind == "crashed") == (POISONS[record.slot - 1] == "kill")
+        assert record.failure.signal == "SIGKILL"
+    assert pool.reset(episodes).failures == {}
+    assert pool.stats()["starts"] == 4 + len(places) * len(POISONS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("poison", ["kill", "hang_holding_gil", "stop"])
+def test_a_mishap_at_the_end_holds_up_nothing(make_pool, tmp_path, poison):
+    pool = make_pool([poisoned(tmp_path, poison, {0: "close"}), ToyFactory()], None)
+    began = time.monotonic()
+    pool.close()  # the fixture looks for what is left
+    assert time.monotonic() - began < 30
+    assert os.listdir(tmp_path)
+
+
+@pytest.mark.slow
+def test_an_idle_worker_that_is_stopped_is_replaced(make_pool):
+    pool = make_pool(ToyFactory(), 2)
+    pool.reset(START)
+    _kill_worker(pool, 0, signal.SIGSTOP)
+    while pool.stats()["starts"] == 2:
+        pool._desk.crew.pump(0.1)
+    batch = pool.step_chunk(np.zeros((2, 1, 3)))
+    assert batch.failures[0].kind == "hung"
+    assert "SIGSTOP" in batch.failures[0].reason
+    assert batch.valid[:, 0].tolist() == [False, True]
 
 
 def test_a_kill_between_two_calls_costs_one_episode_and_no_other(make_pool):
@@ -116,8 +196,10 @@ def test_a_stall_of_all_is_told_from_a_hang_of_one():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("poison", ["", "hang_holding_gil"])
-def test_no_worker_survives_a_killed_parent(tmp_path, poison):
+@pytest.mark.parametrize(
+    ("poison", "end"), [("", "SIGKILL"), ("hang_holding_gil", "SIGKILL"), ("", "SIGINT"), ("hang", "SIGINT")]
+)
+def test_no_worker_survives_its_parent(tmp_path, poison, end):
     script = textwrap.dedent(f"""
         import os, threading, numpy as np
         from rlinf_plugins.envs import EnvPool, InitialState, PoolConfig
@@ -130,22 +212,16 @@ def test_no_worker_survives_a_killed_parent(tmp_path, poison):
         print("up", flush=True)
         threading.Event().wait()
     """)
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert parent.stdout is not None
     assert parent.stdout.readline() == b"up\n"
     workers = psutil.Process(parent.pid).children(recursive=True)
     assert len(workers) == 2
-    parent.kill()
+    parent.send_signal(signal.Signals[end])
     parent.wait()
     parent.stdout.close()
     _, alive = psutil.wait_procs(workers, timeout=5)
     assert alive == []
-
-
-def test_the_options_are_checked(make_pool):
-    pool = make_pool(NullFactory(), 1, PoolConfig(max_chunk=2))
-    pool.reset(START[:1])
-    assert pool.step_chunk(np.zeros((1, 2, 7))).valid.all()
 
 
 def _kill_worker(pool, slot, number):

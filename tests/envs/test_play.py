@@ -93,7 +93,7 @@ def test_an_environment_that_is_given_up_leaves_its_episodes_to_the_others(make_
     assert sorted(record.initial.trial for record in records) == list(range(8))
     assert sum(record.ending == "failed" for record in records) == 2
     pool = make_pool(dying, 1, config)
-    with pytest.raises(RestartStormError, match="no environment is left for 6 episodes"):
+    with pytest.raises(RestartStormError, match="no environment is left .* it failed 2 times"):
         list(play(pool, still, all_pairs(pool.spec, tasks=[0], trials=8), stages=1))
 
 
