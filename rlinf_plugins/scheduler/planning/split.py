@@ -85,11 +85,15 @@ class SplitProblem:
         if not self.feasible:
             return None
         windows = list(self._low), list(self._high)
-        best = self._climb()
-        if best.seconds >= upper * (1 - TINY):
-            best = Split(upper, ())
-        if self._narrow(best.seconds):
-            best = self._search(best)
+        best = Split(upper, ())
+        # Most problems end here: their rows cannot beat what is known, or so few can that all are tried at once.
+        if math.isinf(upper) or self._narrow(upper):
+            if self._combinations() > DIRECT:
+                climbed = self._climb()
+                if climbed.seconds < upper * (1 - TINY):
+                    best = climbed
+            if best.rows == () or self._narrow(best.seconds):
+                best = self._search(best)
         self._low, self._high = windows  # the next bound asked for may be a higher one
         return best if best.rows else None
 
@@ -115,7 +119,7 @@ class SplitProblem:
             for i, own in zip(pools, needed, strict=True):
                 room = total - sum(needed) + own
                 table = self.tables[i].devices
-                self._high[i] = min(self._high[i], int(np.searchsorted(table, room, side="right")) - 1)
+                self._high[i] = min(self._high[i], int(table.searchsorted(room, side="right")) - 1)
                 if self._high[i] < self._low[i]:
                     return False
         return True
@@ -144,13 +148,18 @@ class SplitProblem:
             before = (list(self._low), list(self._high))
             for i in range(len(self.tables)):
                 profile = self._profile(i)
-                self._low[i] += int(np.searchsorted(-profile, -bound * (1 + TINY)))
+                self._low[i] += int((-profile).searchsorted(-bound * (1 + TINY)))
                 if self._low[i] > self._high[i]:
                     return False
             if not self._shrink_high():
                 return False
             if before == (self._low, self._high):
                 return True
+
+    def _combinations(self) -> int:
+        """Number of splits in the windows; the last pool takes what is left."""
+        sizes = sorted(high - low + 1 for low, high in zip(self._low, self._high, strict=True))
+        return math.prod(sizes[:-1])
 
     def _climb(self) -> Split:
         """Return a good split: start from the bottleneck's, then move devices between pools while it helps."""
@@ -185,7 +194,7 @@ class SplitProblem:
                         if taker == giver:
                             continue
                         reach = int(self.tables[taker].devices[rows[taker]]) + spare
-                        row = int(np.searchsorted(self.tables[taker].devices, reach, side="right")) - 1
+                        row = int(self.tables[taker].devices.searchsorted(reach, side="right")) - 1
                         if row > rows[taker]:
                             moved = list(rows)
                             moved[giver], moved[taker] = left, row
@@ -209,9 +218,10 @@ def _level(
 ) -> None:
     """Give devices to the pool whose bound is worst until they run out, by bisection over the bound."""
     below, above = max(float(profiles[i][-1]) for i in pools), max(float(profiles[i][0]) for i in pools)
-    for _ in range(40):
+    rising = {i: -profiles[i] for i in pools}
+    for _ in range(20):
         middle = (below + above) / 2
-        tried = [low[i] + int(np.searchsorted(-profiles[i], -middle)) for i in pools]
+        tried = [low[i] + int(rising[i].searchsorted(-middle)) for i in pools]
         if all(row < low[i] + len(profiles[i]) for row, i in zip(tried, pools, strict=True)) and (
             sum(int(tables[i].devices[row]) for row, i in zip(tried, pools, strict=True)) <= total
         ):
@@ -229,6 +239,9 @@ def _enumerate(
     tables = problem.tables
     kind_of = {i: number for number, (_, pools) in enumerate(problem.kinds) for i in pools}
     totals = [total for total, _ in problem.kinds]
+    if not all(len(rows) for rows in survivors):
+        return best
+    least = [int(table.devices[rows[0]]) for table, rows in zip(tables, survivors, strict=True)]
 
     def grow(level: int, rows: NDArray[np.int64], used: NDArray[np.int64], cost: Floats, found: Split) -> Split:
         if level == len(order):
@@ -243,9 +256,7 @@ def _enumerate(
         i = order[level]
         kind = kind_of[i]
         later = [j for j in order[level + 1 :] if kind_of[j] == kind]
-        reserve = (
-            sum(int(tables[j].devices[survivors[j][0]]) for j in later) if all(len(survivors[j]) for j in later) else 0
-        )
+        reserve = sum(least[j] for j in later)
         step = max(CHUNK // max(len(survivors[i]), 1), 1)
         for start in range(0, len(rows), step):
             part = slice(start, start + step)
@@ -264,8 +275,22 @@ def _enumerate(
             grown = np.column_stack([rows[part][left], survivors[i][right]])
             taken = used[part][left].copy()
             taken[:, kind] += counts[right]
-            found = grow(level + 1, grown, taken, cost[part][left] + extra[i][right], found)
+            costs = cost[part][left] + extra[i][right]
+            if level + 2 < len(order):
+                kept = np.flatnonzero(reach(level + 1, grown, taken) < found.seconds * (1 - TINY))
+                grown, taken, costs = grown[kept], taken[kept], costs[kept]
+            found = grow(level + 1, grown, taken, costs, found)
         return found
+
+    def reach(level: int, rows: NDArray[np.int64], used: NDArray[np.int64]) -> Floats:
+        """Seconds that no completion of these beginnings beats: every further pool takes all that the others leave."""
+        picked: dict[int, Any] = {i: rows[:, place] for place, i in enumerate(order[:level])}
+        for i in order[level:]:
+            needed = sum(least[j] for j in order[level:] if kind_of[j] == kind_of[i] and j != i)
+            room = totals[kind_of[i]] - needed - used[:, kind_of[i]]
+            place = tables[i].devices[survivors[i]].searchsorted(room, side="right") - 1
+            picked[i] = survivors[i][np.maximum(place, 0)]
+        return np.broadcast_to(problem.seconds([picked[i] for i in range(len(tables))]), rows.shape[:1])
 
     empty = np.zeros((1, 0), dtype=np.int64)
     return grow(0, empty, np.zeros((1, len(totals)), dtype=np.int64), np.zeros(1), best)
