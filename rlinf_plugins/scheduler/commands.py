@@ -18,16 +18,31 @@ def register(app: typer.Typer) -> None:
 
 
 def profile(
-    flow: FlowFile,
-    cluster: ClusterFile,
-    probes: Annotated[Path, typer.Option(help="What to run (YAML): stage -> 'module:factory', devices, items, ...")],
+    arguments: Annotated[
+        list[str], typer.Argument(metavar="FLOW | OVERRIDES...", help="Flow file; with --trainer: its own options.")
+    ],
     out: Annotated[Path, typer.Option(help="Profile to write, or to append to.")],
+    trainer: Annotated[str | None, typer.Option(help="Measure a job of this trainer (verl) by running it.")] = None,
+    cluster: Annotated[Path | None, typer.Option(help="Cluster file (YAML or JSON).")] = None,
+    probes: Annotated[
+        Path | None, typer.Option(help="What to run (YAML): stage -> 'module:factory', devices, items, ...")
+    ] = None,
+    devices: Annotated[list[int] | None, typer.Option(help="With --trainer: device counts to try.")] = None,
+    repeats: Annotated[int, typer.Option(help="With --trainer: steps at every granularity.")] = 3,
     append: Annotated[bool, typer.Option(help="Add to the profile at --out instead of replacing it.")] = False,
 ) -> None:
-    """Run each component at several device counts and granularities and write its samples."""
-    from rlinf_plugins.scheduler.planning.cli import run_profile
+    """Run each component at several device counts and granularities and write its samples.
 
-    run_profile(flow, cluster, probes, out, append=append)
+    With --trainer, the components are those of a training job: give its options as you would to the trainer, after --.
+    """
+    from rlinf_plugins.scheduler.planning.cli import run_profile, run_trainer_profile
+
+    if trainer is not None:
+        run_trainer_profile(trainer, arguments, out, devices=devices or [], repeats=repeats, append=append)
+        return
+    if len(arguments) != 1 or cluster is None or probes is None:
+        raise typer.BadParameter("give one flow file, --cluster and --probes; or --trainer and its options after --")
+    run_profile(Path(arguments[0]), cluster, probes, out, append=append)
 
 
 def plan(
@@ -38,6 +53,9 @@ def plan(
         list[str] | None, typer.Option(help="Fix a stage: NAME=8, NAME=8:gpu, NAME=temporal or NAME=spatial.")
     ] = None,
     mode: Annotated[list[str] | None, typer.Option(help="Allowed modes: temporal, spatial, hybrid.")] = None,
+    together: Annotated[
+        list[str] | None, typer.Option(help="Stages that one process serves, as A,B: they share a pool.")
+    ] = None,
     objective: Annotated[str, typer.Option(help="time, p99, cvar, gpu-hours, energy, memory or staleness.")] = "time",
     max_staleness: Annotated[int, typer.Option(help="Steps by which data may lag behind the weights (0 or 1).")] = 0,
     limit_s: Annotated[float | None, typer.Option(help="Stop searching after so many seconds.")] = None,
@@ -58,6 +76,7 @@ def plan(
         profile,
         pins=pin or [],
         modes=mode or [],
+        together=together or [],
         objective=objective,
         max_staleness=max_staleness,
         limit_s=limit_s,

@@ -11,25 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from omegaconf import DictConfig, OmegaConf
+import yaml
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rlinf_plugins.core.errors import PlanError
 from rlinf_plugins.scheduler.cluster import Cluster
-from rlinf_plugins.scheduler.flow import Flow
-from rlinf_plugins.scheduler.planning.capture import flow_from_roles
-from rlinf_plugins.scheduler.planning.constraints import Constraints
 from rlinf_plugins.scheduler.planning.plan import Plan
+from rlinf_verl.config import NODE
+from rlinf_verl.job_flow import CRITIC_STAGES, TRAINER_STAGES
+from rlinf_verl.job_flow import ROLLOUT as ROLLOUT_STAGE
 from rlinf_verl.room import PoolRequest
 
 GLOBAL_POOL = "global_pool"
 REWARD_POOL = "reward_pool"
 CRITIC_POOL = "critic_pool"
 
-TRAINER_STAGES = frozenset({"actor", "old_log_prob", "inference", "reference"})
-"""Stages that veRL runs in the actor's worker group: one process a device, so they take turns on the same pool."""
-
-CRITIC_STAGES = frozenset({"critic", "values"})
-ROLLOUT_STAGE = "rollout"
 REWARD_STAGE = "reward_model"
 
 
@@ -98,23 +94,33 @@ def layout(plan: Plan, cluster: Cluster) -> Layout:
 
 
 def overrides(plan: Plan, cluster: Cluster) -> list[str]:
-    """Return the Hydra overrides that make veRL's configuration fit the plan.
+    """Return the Hydra overrides under which the trainer mode ``m2flow`` runs the plan.
 
     Raises:
-        PlanError: veRL cannot place it, or a pool does not fill its machines evenly.
+        PlanError: veRL cannot place it, a pool does not fill its machines evenly, or the trainer has no such mode.
     """
     placed = layout(plan, cluster)
+    if placed.kind == "hybrid":
+        raise PlanError(
+            "the trainer mode m2flow runs rollout on all of the actor's devices or on others, not on a part of them; "
+            "plan with --mode temporal --mode spatial"
+        )
     spec = {pool.name: pool for pool in placed.pools}
+    if CRITIC_POOL in spec:
+        raise PlanError("veRL's options give the critic the actor's devices; the plan gives it others: pin critic")
     nodes, per_node = _even(spec[GLOBAL_POOL])
-    found = [f"trainer.nnodes={nodes}", f"trainer.n_gpus_per_node={per_node}"]
+    found = [
+        "trainer.v1.trainer_mode=m2flow",
+        f"++{NODE}.mode={placed.kind}",
+        f"++{NODE}.granularity={placed_items(plan)}",
+        f"trainer.nnodes={nodes}",
+        f"trainer.n_gpus_per_node={per_node}",
+    ]
     if placed.rollout is not None:
         found += [
-            "trainer.v1.trainer_mode=separate_async",
             f"actor_rollout_ref.rollout.nnodes={placed.rollout[0]}",
             f"actor_rollout_ref.rollout.n_gpus_per_node={placed.rollout[1]}",
         ]
-    else:
-        found.append("trainer.v1.trainer_mode=m2flow")
     if REWARD_POOL in spec:
         nodes, per_node = _even(spec[REWARD_POOL])
         found += [
@@ -125,14 +131,42 @@ def overrides(plan: Plan, cluster: Cluster) -> list[str]:
     return found
 
 
-def write_overrides(plan: Plan, path: Path) -> str:
-    """Return one line of overrides for a plan saved at ``path``; nodes are taken to hold eight devices.
+def placed_items(plan: Plan) -> int:
+    """Return the granularity of ``m2flow`` that a plan asks for: its smallest micro-batch; 0: whole batches in turn."""
+    smallest = min(phase.items for phase in plan.phases)
+    return 0 if smallest == plan.items and plan.mode == "temporal" else smallest
 
-    Used by ``rlinf-plugins plan``; a plan veRL cannot place is reported in the line instead.
+
+def apply(plan: Plan, config: DictConfig, cluster: Cluster) -> list[str]:
+    """Make veRL's configuration fit the plan, in place, before any pool is made.
+
+    Returns:
+        What was set, as overrides.
+
+    Raises:
+        PlanError: See :func:`overrides`; or the plan is for other devices than there are.
     """
-    total = sum(plan.devices.values())
+    here = {kind: cluster.count(kind) for kind in cluster.kinds}
+    if plan.devices != here:
+        raise PlanError(f"the plan is for {plan.devices} devices, the job has {here}; plan for this cluster")
+    found = overrides(plan, cluster)
+    mini = OmegaConf.select(config, "actor_rollout_ref.actor.ppo_mini_batch_size")
+    if placed_items(plan) > mini:  # a chunk never spans two mini-batches
+        found = [f"++{NODE}.granularity={mini}" if "granularity" in text else text for text in found]
+    with open_dict(config):
+        for override in found:
+            key, _, value = override.lstrip("+").partition("=")
+            OmegaConf.update(config, key, yaml.safe_load(value), force_add=True)
+    return found
+
+
+def write_overrides(plan: Plan, path: Path, cluster: Cluster) -> str:
+    """Return one line of overrides for a plan saved at ``path``, as ``rlinf-plugins plan`` prints it.
+
+    A plan veRL cannot place is reported in the line instead.
+    """
     try:
-        return " ".join(overrides(plan, Cluster.uniform(total, per_node=min(8, total))))
+        return " ".join(overrides(plan, cluster))
     except PlanError as error:
         return f"cannot be placed by veRL ({path}): {error}"
 
@@ -182,35 +216,6 @@ def bundles(pool: Any) -> list[tuple[Any, int]]:
     flat = [(group, index) for group in pool.get_placement_groups() for index in range(group.bundle_count)]
     first = getattr(pool, "start_bundle_index", 0)
     return flat[first : first + pool.world_size]
-
-
-def flow_from_config(config: DictConfig, *, tools: bool = False, environments: bool = False, turns: int = 1) -> Flow:
-    """Return the flow of a veRL job: which of reward model, reference, critic, tools and environments exist.
-
-    Args:
-        config: veRL's configuration.
-        tools: The agent loop calls tools.
-        environments: The agent loop acts in environments.
-        turns: Turns of that cycle.
-    """
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
-
-    rollout = config.actor_rollout_ref.rollout
-    replica = rollout.tensor_model_parallel_size * rollout.get("data_parallel_size", 1)
-    multi_turn = bool(OmegaConf.select(config, "actor_rollout_ref.rollout.multi_turn.enable"))
-    return flow_from_roles(
-        name=str(config.trainer.experiment_name),
-        items=int(config.data.train_batch_size),
-        turns=turns,
-        reference=bool(need_reference_policy(config)),
-        critic=bool(need_critic(config)),
-        reward_model=bool(OmegaConf.select(config, "reward.reward_model.enable")),
-        tools=tools or (multi_turn and not environments),
-        environments=environments,
-        replicas={ROLLOUT_STAGE: int(replica)},
-        mini_batch=int(config.actor_rollout_ref.actor.ppo_mini_batch_size),
-        barrier=str(config.algorithm.adv_estimator) == "gae",
-    )
 
 
 def _trainer_devices(devices: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
@@ -272,10 +277,3 @@ def _require_disjoint(name: str, numbers: tuple[int, ...], other: str, theirs: t
 
 def _words(numbers: tuple[int, ...]) -> str:
     return f"devices {numbers[0]}-{numbers[-1]}" if numbers else "no devices"
-
-
-def verl_constraints(flow: Flow) -> Constraints:
-    """Return what veRL's process layout asks of a plan: the actor's worker group serves all of its stages."""
-    names = [stage.name for stage in flow.stages]
-    groups = [tuple(name for name in names if name in stages) for stages in (TRAINER_STAGES, CRITIC_STAGES)]
-    return Constraints(together=tuple(group for group in groups if len(group) > 1))

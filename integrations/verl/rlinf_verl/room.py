@@ -1,8 +1,10 @@
 """Is there room for a plan's pools? Checked on the nodes' free resources, before Ray is asked for anything."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from omegaconf import DictConfig
 
 from rlinf_plugins.core.errors import PlanError
 
@@ -25,6 +27,30 @@ class PoolRequest:
     processes: tuple[int, ...]
     cpus_per_device: float = CPUS_PER_BUNDLE
     memory_gib: float = 0.0
+
+
+STANDALONE_CPUS = 2
+"""CPUs that a standalone rollout replica asks for with every device (``RolloutReplica.init_standalone``)."""
+
+
+def job_requests(spec: Mapping[str, Sequence[int]], config: DictConfig, *, separate: bool) -> list[PoolRequest]:
+    """Return all pools that a job of veRL's will ask for.
+
+    Args:
+        spec: veRL's ``resource_pool_spec``: processes on each machine, by pool.
+        config: veRL's configuration.
+        separate: Rollout replicas have pools of their own, one each.
+    """
+    found = [PoolRequest(name=name, processes=tuple(processes)) for name, processes in spec.items()]
+    if separate:
+        rollout = config.actor_rollout_ref.rollout
+        size = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
+        per_node = min(size, rollout.n_gpus_per_node)
+        replica = PoolRequest(
+            name="rollout", processes=(per_node,) * (size // per_node), cpus_per_device=STANDALONE_CPUS
+        )
+        found += [replica] * (rollout.nnodes * rollout.n_gpus_per_node // size)
+    return found
 
 
 def check_resources(requests: Iterable[PoolRequest], nodes: Iterable[Mapping[str, Any]]) -> None:

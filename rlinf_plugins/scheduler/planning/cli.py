@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlinf_plugins.core.config import from_mapping, suggest
-from rlinf_plugins.core.errors import FlowError, PlanError
+from rlinf_plugins.core.errors import FlowError, PlanError, UnknownNameError
 from rlinf_plugins.scheduler.cluster import Cluster
 from rlinf_plugins.scheduler.flow import Flow
 from rlinf_plugins.scheduler.planning.constraints import Constraints, Pin
@@ -31,7 +31,33 @@ from rlinf_plugins.scheduler.planning.simulator import Failures, Simulated, mean
 from rlinf_plugins.scheduler.planning.uncertainty import robustness, worth_measuring
 
 WRITER_GROUP = "rlinf_plugins.plan_writers"
-"""Entry points of this group are callables ``(plan, path) -> str``: a trainer's overrides for a plan at a path."""
+"""Entry points of this group are callables ``(plan, path, cluster) -> str``: what a trainer needs to run a plan."""
+
+PROFILER_GROUP = "rlinf_plugins.profilers"
+"""Entry points of this group are callables ``(out, overrides, *, devices, repeats, report)`` that measure a trainer's
+job and write its profile; they are named after the trainer."""
+
+
+def run_trainer_profile(
+    trainer: str, overrides: list[str], out: Path, *, devices: list[int], repeats: int, append: bool
+) -> None:
+    """Measure a job of ``trainer``; see ``rlinf-plugins profile --trainer``.
+
+    Raises:
+        UnknownNameError: No such trainer is installed.
+    """
+    entries = {entry.name: entry for entry in importlib.metadata.entry_points(group=PROFILER_GROUP)}
+    if trainer not in entries:
+        raise UnknownNameError(f"no profiler for trainer {trainer!r}; {suggest(trainer, entries)}")
+    if not append:
+        out.unlink(missing_ok=True)
+    console = Console()
+
+    def report(line: str) -> None:
+        console.print(line, highlight=False, soft_wrap=True)
+
+    entries[trainer].load()(out, overrides, devices=devices, repeats=repeats, report=report)
+    console.print(f"wrote {out}")
 
 
 def run_profile(flow: Path, cluster: Path, probes: Path, out: Path, *, append: bool) -> None:
@@ -54,6 +80,7 @@ def run_plan(
     *,
     pins: list[str],
     modes: list[str],
+    together: list[str],
     objective: str,
     max_staleness: int,
     limit_s: float | None,
@@ -73,6 +100,7 @@ def run_plan(
             {
                 "pins": [_plain(parse_pin(text)) for text in pins],
                 "max_staleness": max_staleness,
+                "together": [[name.strip() for name in group.split(",")] for group in together],
                 **({"modes": modes} if modes else {}),
             },
             "options",
@@ -98,7 +126,7 @@ def run_plan(
     if robust:
         _print_robustness(request, chosen, console)
     if out is not None:
-        for line in overrides(chosen, out):
+        for line in overrides(chosen, out, request.cluster):
             console.print(line, soft_wrap=True, highlight=False)
 
 
@@ -162,11 +190,11 @@ def parse_pin(text: str) -> Pin:
     return Pin(stage=name, devices=int(count), kind=kind or None)
 
 
-def overrides(plan: Plan, path: Path) -> list[str]:
+def overrides(plan: Plan, path: Path, cluster: Cluster) -> list[str]:
     """Return what the installed trainers need to apply the plan, one text a trainer."""
     entries = sorted(importlib.metadata.entry_points(group=WRITER_GROUP), key=lambda entry: entry.name)
-    writers: list[tuple[str, Callable[[Plan, Path], str]]] = [(entry.name, entry.load()) for entry in entries]
-    return [f"{name}: {writer(plan, path)}" for name, writer in writers]
+    writers: list[tuple[str, Callable[[Plan, Path, Cluster], str]]] = [(entry.name, entry.load()) for entry in entries]
+    return [f"{name}: {writer(plan, path, cluster)}" for name, writer in writers]
 
 
 def print_plan(plan: Plan, console: Console) -> None:

@@ -2,10 +2,11 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -14,10 +15,18 @@ from rlinf_plugins.core.errors import ProfileError
 from rlinf_plugins.scheduler.cluster import Cluster
 from rlinf_plugins.scheduler.flow import Flow
 
+T = TypeVar("T")
+
 VERSION = 2
 """Version of the JSON form. Version 1 (one mean time per device count, no fingerprint details) is read and migrated."""
 
 MAX_AGE_DAYS = 30.0
+
+KEPT_SAMPLES = 64
+"""Samples of one cell (device kind, device count, items) that a growing profile keeps."""
+
+KEPT_LENGTHS = 8192
+"""Lengths of a stage that a growing profile keeps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,21 +198,36 @@ class Profile:
         partial.write_bytes(self.to_json())
         partial.replace(target)
 
-    def appended(self, measured: Mapping[str, StageProfile], *, created: float | None = None) -> Self:
-        """Return a profile with the samples of a running job added; newest settings win, samples accumulate."""
+    def appended(
+        self,
+        measured: Mapping[str, StageProfile],
+        *,
+        syncs: Iterable[SyncSample] = (),
+        created: float | None = None,
+    ) -> Self:
+        """Return a profile with the samples of a running job added.
+
+        Newest settings win and samples accumulate, up to :data:`KEPT_SAMPLES` of a cell and :data:`KEPT_LENGTHS`: the
+        oldest go first.
+        """
         stages = dict(self.stages)
         for name, new in measured.items():
             old = stages.get(name, StageProfile())
             stages[name] = replace(
                 old,
-                samples=old.samples + new.samples,
-                switches=old.switches + new.switches,
-                lengths=old.lengths + new.lengths,
+                samples=_newest(old.samples + new.samples, lambda s: (s.device_kind, s.devices, s.items)),
+                switches=_newest(old.switches + new.switches, lambda s: (s.device_kind, s.devices)),
+                lengths=(old.lengths + new.lengths)[-KEPT_LENGTHS:],
                 slots=new.slots or old.slots,
                 slowdown={**old.slowdown, **new.slowdown},
                 bytes_per_item=new.bytes_per_item or old.bytes_per_item,
             )
-        return replace(self, stages=stages, created=time.time() if created is None else created)
+        return replace(
+            self,
+            stages=stages,
+            syncs=_newest((*self.syncs, *syncs), lambda s: (s.source, s.target, s.shared)),
+            created=time.time() if created is None else created,
+        )
 
     def scaled(self, factors: Mapping[str, float]) -> Self:
         """Return a profile whose components take ``factors[name]`` times as long (others unchanged)."""
@@ -224,6 +248,19 @@ class Profile:
         """
         if not any(stage.samples for stage in self.stages.values()):
             raise ProfileError(f"the profile of {self.flow!r} is empty; run `rlinf-plugins profile` first")
+        self.check_belongs(flow, cluster, now=now, max_age_days=max_age_days)
+        missing = [s.name for s in flow.stages if not self.stages.get(s.name, StageProfile()).samples]
+        if missing:
+            raise ProfileError(
+                f"no samples of {', '.join(missing)}; the profile has {', '.join(self.stages) or 'nothing'}"
+            )
+
+    def check_belongs(self, flow: Flow, cluster: Cluster, *, now: float, max_age_days: float = MAX_AGE_DAYS) -> None:
+        """Refuse a profile to which samples of this flow on this cluster cannot be added.
+
+        Raises:
+            ProfileError: It is stale, from other hardware or another flow.
+        """
         if self.flow != flow.name:
             raise ProfileError(f"the profile is of flow {self.flow!r}, not of {flow.name!r}; profile this flow")
         difference = self.fingerprint.difference(cluster)
@@ -232,11 +269,17 @@ class Profile:
         age = (now - self.created) / 86400
         if age > max_age_days:
             raise ProfileError(f"stale profile: it is {age:.0f} days old (limit {max_age_days:.0f}); profile again")
-        missing = [s.name for s in flow.stages if not self.stages.get(s.name, StageProfile()).samples]
-        if missing:
-            raise ProfileError(
-                f"no samples of {', '.join(missing)}; the profile has {', '.join(self.stages) or 'nothing'}"
-            )
+
+
+def _newest(entries: tuple[T, ...], cell: Callable[[T], Hashable]) -> tuple[T, ...]:
+    """Return the newest :data:`KEPT_SAMPLES` entries of each cell, in order."""
+    left = Counter(cell(entry) for entry in entries)
+    kept = []
+    for entry in entries:
+        left[cell(entry)] -= 1
+        if left[cell(entry)] < KEPT_SAMPLES:
+            kept.append(entry)
+    return tuple(kept)
 
 
 def _check_numbers(profile: Profile, where: str) -> None:

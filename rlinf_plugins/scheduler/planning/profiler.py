@@ -215,19 +215,21 @@ def samples_from_spans(spans: Iterable[Span], *, device_kind: str = "gpu") -> di
 
     Args:
         spans: Spans; those with the attributes ``stage``, ``items`` and ``devices`` are stage calls. ``memory_gib`` and
-            ``lengths`` are taken where present; failed calls are left out.
+            ``lengths`` are taken where present, and so is ``seconds``, where the stage's own time is not the span's;
+            failed calls are left out.
         device_kind: Kind of the devices.
     """
     found: dict[str, StageProfile] = {}
     for span in spans:
         values = span.attributes
-        if not {"stage", "items", "devices"} <= values.keys() or "error" in values or span.seconds <= 0:
+        seconds = float(values.get("seconds", span.seconds))
+        if not {"stage", "items", "devices"} <= values.keys() or "error" in values or seconds <= 0:
             continue
         stage = found.get(values["stage"], StageProfile())
         sample = Sample(
             devices=int(values["devices"]),
             items=int(values["items"]),
-            seconds=span.seconds,
+            seconds=seconds,
             memory_gib=float(values.get("memory_gib", 0.0)),
             device_kind=str(values.get("device_kind", device_kind)),
         )

@@ -56,7 +56,11 @@ class Tail:
         items: Sequence[int],
         seconds: Sequence[float],
     ) -> Self:
-        """Fit the step costs to samples by non-negative least squares; one cell alone is put down to steps."""
+        """Fit the step costs to samples by non-negative least squares; one cell alone is put down to steps.
+
+        So is what no number of devices shortens, where only one granularity was measured: a call's constant part and
+        its longest item cannot be told apart then, and a serving engine spends its time on steps.
+        """
         shape = cls(ordered=np.sort(np.asarray(lengths, dtype=float)), slots=slots, start=0.0, step=1.0, token=0.0)
         steps = [shape.steps(r, m, m) for r, m in zip(replicas, items, strict=True)]
         tokens = [shape.fullest(r, m) for r, m in zip(replicas, items, strict=True)]
@@ -64,7 +68,9 @@ class Tail:
         if len({(round(s, 9), round(t, 9)) for s, t in zip(steps, tokens, strict=True)}) < 3:
             return cls(ordered=shape.ordered, slots=slots, start=0.0, step=float(target.mean() / max(steps)), token=0.0)
         features = np.stack([np.ones(len(steps)), np.asarray(steps), np.asarray(tokens)], axis=1)
-        scale = features.max(axis=0)
+        if np.ptp(features[:, 1]) <= 0.01 * features[:, 1].max():
+            features[:, 0] = 0.0
+        scale = np.maximum(features.max(axis=0), 1e-300)
         # Relative errors count: a profile spans orders of magnitude.
         (start, step, token), _ = nnls(features / scale / target[:, None], np.ones_like(target))
         return cls(

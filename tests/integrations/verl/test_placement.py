@@ -13,8 +13,9 @@ from rlinf_plugins.scheduler.planning.capture import flow_from_roles
 from rlinf_plugins.scheduler.planning.planner import PlanRequest, plan
 from rlinf_plugins.scheduler.planning.profile import Fingerprint, Profile, Sample, StageProfile
 from rlinf_plugins.scheduler.planning.ranges import parse_range, plan_from_ranges
-from rlinf_verl.placement import layout, overrides, verl_constraints, write_overrides
-from rlinf_verl.room import PoolRequest, check_resources, free_nodes
+from rlinf_verl.job_flow import flow_from_config, verl_constraints
+from rlinf_verl.placement import layout, overrides, write_overrides
+from rlinf_verl.room import PoolRequest, check_resources, free_nodes, job_requests
 
 EIGHT = Cluster.uniform(8, per_node=8)
 
@@ -79,17 +80,22 @@ def test_overrides_follow_the_layout():
     plans = published()
     assert "actor_rollout_ref.rollout.n_gpus_per_node=4" in overrides(plans["math"], EIGHT)
     assert overrides(plans["search"], EIGHT) == [
+        "trainer.v1.trainer_mode=m2flow",
+        "++trainer.v1.m2flow.mode=temporal",
+        "++trainer.v1.m2flow.granularity=0",
         "trainer.nnodes=1",
         "trainer.n_gpus_per_node=8",
-        "trainer.v1.trainer_mode=m2flow",
     ]
+    assert "++trainer.v1.m2flow.mode=spatial" in overrides(plans["math"], EIGHT)
+    with pytest.raises(PlanError, match="not on a part of them"):
+        overrides(plans["embodied"], EIGHT)
 
 
 def test_what_the_seam_cannot_place_is_refused_by_name(tmp_path):
     apart = plan_from_ranges(MATH, EIGHT, {"rollout": "0-3", "inference": "4-5", "actor": "6-7"}, items=8)
     with pytest.raises(PlanError, match="veRL runs inference in the actor's worker group"):
         layout(apart, EIGHT)
-    assert "cannot be placed by veRL" in write_overrides(apart, tmp_path / "p")
+    assert "cannot be placed by veRL" in write_overrides(apart, tmp_path / "p", EIGHT)
     half = plan_from_ranges(MATH, EIGHT, {"rollout": "0-4", "inference,actor": "3-7"})
     with pytest.raises(PlanError, match="half of each"):
         layout(half, EIGHT)
@@ -163,6 +169,21 @@ def test_pools_share_the_nodes_room():
     assert nodes[0]["GPU"] == 8  # the caller's records are left alone
 
 
+def test_a_jobs_pools_are_all_checked():
+    rollout = {"nnodes": 1, "n_gpus_per_node": 4, "pipeline_model_parallel_size": 1}
+    sizes = {"tensor_model_parallel_size": 2, "data_parallel_size": 1}
+    job = OmegaConf.create({"actor_rollout_ref": {"rollout": {**rollout, **sizes}}})
+    spec = {"global_pool": [4]}
+    assert job_requests(spec, job, separate=False) == [PoolRequest(name="global_pool", processes=(4,))]
+    pools = job_requests(spec, job, separate=True)
+    assert pools[1:] == [PoolRequest(name="rollout", processes=(2,), cpus_per_device=2)] * 2
+    check_resources(pools, [{"name": "a", "GPU": 8, "CPU": 20}])
+    with pytest.raises(PlanError, match="node a comes closest, short of CPU: 3 free of 4 needed"):
+        check_resources(pools, [{"name": "a", "GPU": 8, "CPU": 19}])
+    with pytest.raises(PlanError, match="pool rollout needs 2 devices on one node"):
+        check_resources(pools, [{"name": "a", "GPU": 7, "CPU": 20}])
+
+
 def test_rays_records_become_nodes():
     records = [{"NodeID": "x", "Alive": True, "NodeManagerAddress": "10.0.0.1"}, {"NodeID": "y", "Alive": False}]
     assert free_nodes(records, {"x": {"GPU": 2.0, "CPU": 4.0, "memory": 2**31}}) == [
@@ -220,8 +241,6 @@ def config(**changes):
 )
 @pytest.mark.slow
 def test_flow_of_a_job_has_the_roles_its_config_has(changes, stages):
-    from rlinf_verl.placement import flow_from_config
-
     flow = flow_from_config(config(**changes))
     assert [stage.name for stage in flow.stages] == stages
     assert flow.stage("rollout").replica == 2

@@ -65,6 +65,9 @@ def test_plan_takes_pins_modes_and_objectives(cli, files):
     assert len(Plan.from_json(pinned.output).numbers_of("actor")) == 32
     mode = cli("plan", *files("math-7b"), "--max-age-days", 1e6, "--mode", "temporal", "--json")
     assert Plan.from_json(mode.output).mode == "temporal"
+    words = ("--max-age-days", 1e6, "--mode", "spatial", "--together", "inference, actor", "--json")
+    shared = Plan.from_json(cli("plan", *files("math-7b"), *words).output)
+    assert shared.numbers_of("inference") == shared.numbers_of("actor")
     hours = cli("plan", *files("libero"), "--max-age-days", 1e6, "--objective", "gpu-hours", "--robust")
     assert "knee" in hours.output
     assert "holds while" in hours.output
@@ -120,3 +123,40 @@ def test_pins_are_read(text, pin):
 def test_bad_pins_are_named(text):
     with pytest.raises(PlanError, match="cannot read the pin"):
         parse_pin(text)
+
+
+def test_trainers_bring_their_profilers_by_entry_point(cli, tmp_path, monkeypatch):
+    asked = {}
+
+    def measure(out, overrides, *, devices, repeats, report):
+        asked.update(out=out, overrides=overrides, devices=devices, repeats=repeats)
+        report("measured")
+
+    class Entry:
+        name = "mine"
+
+        def load(self):
+            return measure
+
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [Entry()] if "profilers" in group else [])
+    out = tmp_path / "p.json"
+    out.write_text("old")
+    words = ("--out", out, "--devices", 1, "--devices", 2, "--", "+recipe=x", "a.b=1")
+    assert "measured" in cli("profile", "--trainer", "mine", *words).output
+    assert asked == {"out": out, "overrides": ["+recipe=x", "a.b=1"], "devices": [1, 2], "repeats": 3}
+    assert not out.exists(), "without --append the profile starts afresh"
+    with pytest.raises(RlinfError, match="no profiler for trainer 'yours'"):
+        cli("profile", "--trainer", "yours", *words)
+    assert cli("profile", "flow.yaml", "--out", out).exit_code == 2
+
+
+def test_trainers_write_their_overrides_by_entry_point(cli, files, tmp_path, monkeypatch):
+    class Entry:
+        name = "mine"
+
+        def load(self):
+            return lambda plan, path, cluster: f"{plan.mode} on {cluster.size} from {path.name}"
+
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [Entry()] if "plan_writers" in group else [])
+    result = cli("plan", *files("libero"), "--max-age-days", 1e6, "--out", tmp_path / "p")
+    assert "mine: temporal on 4 from p" in result.output

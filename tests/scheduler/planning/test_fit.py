@@ -85,3 +85,12 @@ def test_tail_costs_are_recovered_from_simulated_calls():
     tail = Tail.fit(lengths.tolist(), 16, [p[0] for p in points], [p[1] for p in points], seconds)
     for (r, m), measured in zip(points, seconds, strict=True):
         assert tail.seconds(r, m, m) == pytest.approx(measured, rel=0.12)
+
+
+def test_what_no_device_shortens_is_put_down_to_the_longest_item():
+    """One granularity only: the constant part and the longest item are indistinguishable in the samples."""
+    lengths = [10.0] * 15 + [100.0]
+    tail = Tail.fit(lengths, 0, [1, 2, 4], [16, 16, 16], [4.5, 4.25, 4.125])
+    assert tail.start == 0.0
+    assert tail.seconds(2, 16, 16) == pytest.approx(4.25, rel=0.01)
+    assert tail.seconds(2, 16, 8) < 1.5, "half of the items are over long before the longest"
