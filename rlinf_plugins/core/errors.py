@@ -309,6 +309,10 @@ class UndecodableItemError(ChannelError):
     """An item that was delivered cannot be rebuilt in this process; it was handed back to the channel."""
 
 
+class ItemLostError(ChannelError):
+    """An item's tensors were on the GPU, or in the memory, of a producer that is gone; the item was set aside."""
+
+
 class BrokerUnreachableError(ChannelError):
     """The process that hosts the channel does not answer."""
 

@@ -122,7 +122,13 @@ class RayLink:
         return FutureReply(line.submit(operation, arguments, self._take_over), self.name)
 
     def _call(self, operation: str, arguments: tuple[Any, ...]) -> RayReply:
-        return RayReply(self._actor.call.remote(operation, pickle.dumps(arguments, protocol=5)), self.name)
+        body = pickle.dumps(arguments, protocol=5)
+        try:
+            return RayReply(self._actor.call.remote(operation, body), self.name)
+        except Exception as error:  # Ray raises it bare where it knows no such actor, or was shut down
+            raise BrokerUnreachableError(
+                f"channel {self.name!r}: its broker cannot be reached any more: {error}"
+            ) from error
 
     def _line(self) -> Line | None:
         path = self._path
@@ -131,7 +137,8 @@ class RayLink:
         line = dial(path)
         if line is None:  # the broker was restarted, or is gone; actor calls know which
             self._path = ""
-            self._actor.place.remote().future().add_done_callback(self._moved)
+            with suppress(Exception):  # as above; the call that follows says so
+                self._actor.place.remote().future().add_done_callback(self._moved)
         return line
 
     def _moved(self, place: Any) -> None:
@@ -149,8 +156,8 @@ class RayLink:
 
         try:
             self._call(request.operation, request.arguments).then(settle)
-        except Exception as error:  # Ray was shut down in this process
-            settle(BrokerUnreachableError(f"channel {self.name!r}: its broker cannot be reached any more: {error}"))
+        except BrokerUnreachableError as error:
+            settle(error)
 
     def destroy(self) -> None:
         """End the broker's process."""

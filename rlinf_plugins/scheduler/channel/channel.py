@@ -6,13 +6,14 @@ from collections.abc import Hashable
 from dataclasses import asdict
 from typing import Any
 
-from rlinf_plugins.core.errors import ChannelError, ConfigError, UndecodableItemError
+from rlinf_plugins.core.errors import ChannelError, ConfigError, ItemLostError, UndecodableItemError
 from rlinf_plugins.core.extras import require
 from rlinf_plugins.core.spans import Span
 from rlinf_plugins.scheduler.channel.config import ChannelConfig, Granularity
 from rlinf_plugins.scheduler.channel.consumer import Consumer
+from rlinf_plugins.scheduler.channel.fetch import Fetcher
 from rlinf_plugins.scheduler.channel.link import Link, LocalLink, drive
-from rlinf_plugins.scheduler.channel.payload import Unpacker
+from rlinf_plugins.scheduler.channel.payload import Unpacker, held_of
 from rlinf_plugins.scheduler.channel.producer import Producer
 from rlinf_plugins.scheduler.channel.state import Report
 from rlinf_plugins.scheduler.channel.wire import DEFAULT_KEY, ItemRow
@@ -93,11 +94,12 @@ class Channel:
     def peek(self, limit: int = 1, *, key: Hashable = DEFAULT_KEY) -> list[tuple[ItemRow, Any]]:
         """The next items with their values, without taking them; items taken by others meanwhile are left out."""
         found = []
-        unpacker = Unpacker(self._call("directory"))
+        unpacker, fetcher = Unpacker(self._call("directory")), Fetcher(self._link, self._here())
         for row in self._call("peek", key, limit):
             try:
-                found.append((row, unpacker.unpack(row.payload)))
-            except FileNotFoundError:
+                held = [drive(fetcher.fetch(tensor)) for tensor in held_of(row.payload)]
+                found.append((row, unpacker.unpack(row.payload, held=held)))
+            except (FileNotFoundError, ItemLostError):
                 continue
         return found
 

@@ -9,7 +9,7 @@ import pickle
 import sys
 import types
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from rlinf_plugins.core.errors import UndecodableItemError, UnserialisableItemError
 
@@ -18,15 +18,31 @@ Buffer = bytes | bytearray | memoryview
 _PLAIN = (int, float, str, bytes, bool, type(None))
 
 
+class Hold(Protocol):
+    """Takes parts out of what is encoded."""
+
+    def __call__(self, obj: Any) -> int | None:
+        """The number of a part that travels otherwise; ``None`` for any other."""
+        ...
+
+    def undo(self) -> None:
+        """What was taken is encoded once more, from the start."""
+        ...
+
+
 class _ByValueError(Exception):
     """The object refers to something the receiver cannot import."""
 
 
-def encode(value: Any) -> tuple[bytes, list[memoryview]]:
+def encode(value: Any, hold: Hold | None = None) -> tuple[bytes, list[memoryview]]:
     """Return the head and the contiguous buffers of ``value``.
 
     Tensors on the CPU become buffers that share memory with the original until they are written out; tensors on
     other devices are copied to the CPU. Views of one storage arrive as separate tensors.
+
+    Args:
+        value: Any Python object.
+        hold: Called with every part; a number says that the part travels otherwise, and which of those it is.
 
     Raises:
         UnserialisableItemError: Some part cannot be pickled.
@@ -36,10 +52,12 @@ def encode(value: Any) -> tuple[bytes, list[memoryview]]:
     buffers: list[pickle.PickleBuffer] = []
     try:
         try:
-            head = _dump(_Pickler, value, buffers)
+            head = _dump(_Pickler, value, buffers, hold)
         except _ByValueError:
             buffers.clear()
-            head = _dump(_by_value_pickler(), value, buffers)
+            if hold is not None:
+                hold.undo()
+            head = _dump(_by_value_pickler(), value, buffers, hold)
     except Exception as error:  # a user's __reduce__ may raise anything
         raise UnserialisableItemError(
             f"an item of type {type(value).__qualname__} cannot be sent to another process: {error}"
@@ -47,25 +65,41 @@ def encode(value: Any) -> tuple[bytes, list[memoryview]]:
     return head, [buffer.raw() for buffer in buffers]
 
 
-def decode(head: Buffer, buffers: Sequence[Buffer] = ()) -> Any:
+def decode(head: Buffer, buffers: Sequence[Buffer] = (), held: Sequence[Any] = ()) -> Any:
     """Rebuild what :func:`encode` took apart; tensors and arrays share memory with ``buffers``.
+
+    Args:
+        head: The head.
+        buffers: The buffers.
+        held: The parts that travelled otherwise, by number.
 
     Raises:
         UndecodableItemError: A class cannot be imported here, or its constructor fails.
     """
     try:
-        return pickle.loads(head, buffers=buffers)
+        return _Unpickler(head, buffers, held).load() if held else pickle.loads(head, buffers=buffers)
     except Exception as error:  # unpickling runs foreign constructors
         raise UndecodableItemError(f"an item cannot be rebuilt here: {type(error).__name__}: {error}") from error
 
 
-def _dump(pickler: Any, value: Any, buffers: list[pickle.PickleBuffer]) -> bytes:
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, head: Buffer, buffers: Sequence[Buffer], held: Sequence[Any]) -> None:
+        super().__init__(io.BytesIO(head), buffers=buffers)
+        self._held = held
+
+    def persistent_load(self, number: int) -> Any:
+        return self._held[number]
+
+
+def _dump(pickler: Any, value: Any, buffers: list[pickle.PickleBuffer], hold: Hold | None) -> bytes:
     stream = io.BytesIO()
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
         buffers.append(buffer)
         return False
 
+    if hold is not None:
+        pickler = type("Holding", (pickler,), {"persistent_id": staticmethod(hold.__call__)})
     pickler(stream, protocol=5, buffer_callback=keep).dump(value)
     return stream.getvalue()
 

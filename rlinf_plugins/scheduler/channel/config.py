@@ -105,6 +105,8 @@ class ChannelConfig:
         inline_bytes: Items up to this size travel inside the control message.
         transport: How larger items travel: ``"segment"`` writes shared memory on the broker's node, ``"relay"`` sends
             them over Ray to the broker, which does; ``"auto"`` chooses from where the producer is.
+        direct: Device types (``"cuda"``, ``"cpu"``) whose tensors stay with their producer until a consumer fetches
+            them there, instead of passing through memory on the broker's node. They are lost with their producer.
         journal: Durability; ``None`` means that the broker's death loses what it holds.
         trace: Record a span per broker call.
     """
@@ -121,6 +123,7 @@ class ChannelConfig:
     group_seconds: float = 60.0
     inline_bytes: int = 64 << 10
     transport: Literal["auto", "inline", "segment", "relay"] = "auto"
+    direct: tuple[Literal["cuda", "cpu"], ...] = ()
     journal: JournalConfig | None = None
     trace: bool = False
 
@@ -133,6 +136,13 @@ class ChannelConfig:
         for name in ("max_items", "max_bytes", "lease_seconds", "stuck_seconds", "group_seconds"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{where}.{name} must be positive, got {getattr(self, name)}")
+        for kind in self.direct:
+            if kind not in ("cuda", "cpu"):
+                raise ConfigError(f"{where}.direct: unknown device type {kind!r}; known: cuda, cpu")
+        if self.direct and self.journal is not None:
+            raise ConfigError(
+                f"{where}: direct={self.direct} keeps tensors where no journal can; leave one of them out"
+            )
         self.granularity.validate(f"{where}.granularity")
         count = self.granularity.count
         if count is not None and self.granularity.fill and count > self.max_items:

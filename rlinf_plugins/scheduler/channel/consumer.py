@@ -5,14 +5,15 @@ import threading
 from collections.abc import AsyncIterator, Hashable, Iterable, Iterator
 from typing import Any
 
-from rlinf_plugins.core.errors import EndOfStreamError, StaleDeliveryError, UndecodableItemError, UnknownMemberError
+from rlinf_plugins.core.errors import EndOfStreamError, ItemLostError, StaleDeliveryError, UnknownMemberError
 from rlinf_plugins.scheduler.channel.ahead import Asked, iterate
 from rlinf_plugins.scheduler.channel.delivery import Delivery, Place
 from rlinf_plugins.scheduler.channel.failpoints import hit
+from rlinf_plugins.scheduler.channel.fetch import Fetcher
 from rlinf_plugins.scheduler.channel.heart import Heart
 from rlinf_plugins.scheduler.channel.link import Link, Reply, Steps, drive, drive_async
 from rlinf_plugins.scheduler.channel.model import Request
-from rlinf_plugins.scheduler.channel.payload import Rows, Unpacker, Wire, segment_of
+from rlinf_plugins.scheduler.channel.payload import Rows, Unpacker, Wire, held_of, segment_of
 from rlinf_plugins.scheduler.channel.wire import DEFAULT_KEY, Attached, BatchRow
 
 
@@ -25,6 +26,7 @@ class Consumer:
         self._identity = (name, group, node, share)
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
+        self._fetcher = Fetcher(link, node)
         self._heart: Heart | None = None
         self._accept(drive(self._attach()))
 
@@ -67,6 +69,7 @@ class Consumer:
             ChannelTimeoutError: There was no batch in time; the message says why.
             BatchTooLargeError: Such a batch can never fill.
             UndecodableItemError: An item cannot be rebuilt here; the batch was handed back.
+            ItemLostError: An item's producer is gone with its tensors; it was set aside, the others handed back.
         """
         return drive(self._get(key, limit, weight, fill, timeout, max_staleness, hold))
 
@@ -216,17 +219,22 @@ class Consumer:
                 if identity not in batches:
                     batches[identity] = yield from self._value(wire)
                 parts.append(Place(identity, wire.row, batches[identity]))
-        except (UndecodableItemError, OSError):
+        except ItemLostError:
+            self._link.submit("set_aside", (handle, row.number))
+            raise
+        except BaseException:
             self._link.submit("nack", (handle, row.number))
             raise
         hit("consumer.unpacked")
         return Delivery(self, row, parts)
 
     def _value(self, wire: Wire) -> Steps[Any]:
-        buffers = None
+        buffers, held = None, []
+        for tensor in held_of(wire):
+            held.append((yield from self._fetcher.fetch(tensor)))
         if not self._here and segment_of(wire) is not None:
             buffers = yield self._link.submit("read", (segment_of(wire),)), None
-        return self._unpacker.unpack(wire, buffers)
+        return self._unpacker.unpack(wire, buffers, held)
 
     def _ack(self, deliveries: tuple[Delivery, ...]) -> Steps[None]:
         reply: Reply = self._link.submit("ack", (self.attached.handle, [(d.number, None) for d in deliveries]))

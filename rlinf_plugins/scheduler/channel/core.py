@@ -4,7 +4,7 @@ Whoever hosts it calls a method per request, then sends ``state.replies``, frees
 :meth:`ChannelCore.tick` at :meth:`ChannelCore.next_deadline`.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 from rlinf_plugins.core.clock import Clock
@@ -163,6 +163,14 @@ class ChannelCore:
         self._outlet.leases.hand_back(delivery)
         self._intake.admit()
         return True
+
+    def set_aside(self, handle: int, number: int, lost: Callable[[Item], bool]) -> None:
+        """Take the units with a lost item out of a delivery, to the dead letters, and hand the others back."""
+        self._members.wake()
+        delivery = self._outlet.leases.find(handle, number)
+        if delivery is not None:
+            self._outlet.leases.set_aside(delivery, lost)
+            self._intake.admit()
 
     def cancel(self, handle: int, number: int) -> None:
         """Take back get number ``number`` of a consumer whose caller has gone."""

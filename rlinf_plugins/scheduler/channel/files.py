@@ -9,7 +9,7 @@ from typing import Any
 from rlinf_plugins.scheduler.channel import segments
 from rlinf_plugins.scheduler.channel.config import ChannelConfig
 from rlinf_plugins.scheduler.channel.model import Entry
-from rlinf_plugins.scheduler.channel.payload import Packer, Relayed, Rows, Segment, segment_of
+from rlinf_plugins.scheduler.channel.payload import Packer, Relayed, Rows, Segment, Shelved, segment_of
 
 _WORTH_KEEPING = 1 << 20
 _KEPT = 16
@@ -76,6 +76,8 @@ class Files:
     def _store(self, payload: Any, stored: dict[int, Any]) -> Any:
         if isinstance(payload, Rows):
             return payload._replace(batch=self._store(payload.batch, stored))
+        if isinstance(payload, Shelved):
+            return payload._replace(rest=self._store(payload.rest, stored))
         if not isinstance(payload, Relayed):
             return payload
         if id(payload) not in stored:

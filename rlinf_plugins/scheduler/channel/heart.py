@@ -2,7 +2,7 @@
 
 import threading
 
-from rlinf_plugins.core.errors import ChannelClosedError
+from rlinf_plugins.core.errors import ChannelError
 from rlinf_plugins.scheduler.channel.link import Link
 
 
@@ -45,7 +45,7 @@ class Heart:
                 handles = list(self._handles)
             try:
                 self._link.submit("beat", (handles,))
-            except ChannelClosedError:  # destroyed; members find out with their next call
+            except ChannelError:  # destroyed; members find out with their next call
                 with self._changed:
                     self._thread = None
                 return

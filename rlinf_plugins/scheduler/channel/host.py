@@ -9,17 +9,18 @@ from collections.abc import Callable
 from typing import Any
 
 from rlinf_plugins.core.clock import monotonic
-from rlinf_plugins.core.errors import ChannelClosedError
+from rlinf_plugins.core.errors import ChannelClosedError, ItemLostError, UnknownMemberError
 from rlinf_plugins.core.spans import Span, SpanRecorder
 from rlinf_plugins.scheduler.channel import segments, wire
 from rlinf_plugins.scheduler.channel.config import ChannelConfig, Granularity
 from rlinf_plugins.scheduler.channel.core import ChannelCore
+from rlinf_plugins.scheduler.channel.errands import Errands
 from rlinf_plugins.scheduler.channel.failpoints import hit
 from rlinf_plugins.scheduler.channel.files import Files
 from rlinf_plugins.scheduler.channel.journal import Journal
 from rlinf_plugins.scheduler.channel.model import Entry, Request
 from rlinf_plugins.scheduler.channel.outlet import Batch
-from rlinf_plugins.scheduler.channel.payload import Relayed, Rows, Segment
+from rlinf_plugins.scheduler.channel.payload import Relayed, Rows, Segment, Shelved, held_of
 from rlinf_plugins.scheduler.channel.recovery import held_items
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class Host:
         self._core = ChannelCore(name, config, monotonic, log, incarnation)
         self._directory = segments.make_directory(name) if self._journal is None else self._journal.segments
         self._files = Files(self._directory, config)
+        self._errands = Errands()
         if self._journal is not None:
             self._journal.recover(self._core)
             self._files.adopt(item.payload for item in held_items(self._core))
@@ -61,6 +63,8 @@ class Host:
             "close": self._core.close,
             "ack": self._core.ack,
             "nack": self._core.nack,
+            "set_aside": self._set_aside,
+            "errand_done": self._errands.done,
             "cancel": self._core.cancel,
             "set_version": self._core.set_version,
             "set_granularity": self._set_granularity,
@@ -90,6 +94,10 @@ class Host:
             return await self._put(*arguments)
         if operation == "get":
             return await self._get(*arguments)
+        if operation == "errands":
+            return await self._collect(*arguments)
+        if operation == "fetch":
+            return await self._fetch(*arguments)
         try:
             answer = self._operations[operation](*arguments)
         except Exception as error:  # the boundary: whatever went wrong is the caller's answer
@@ -103,6 +111,7 @@ class Host:
             if not future.done():
                 future.set_result(ChannelClosedError(f"channel {self.name!r} was destroyed"))
         self._waiting.clear()
+        self._errands.keep_only(())
         if self._timer is not None:
             self._timer.cancel()
         if self._journal is None:
@@ -128,6 +137,35 @@ class Host:
         self._settle()
         return refused, await future
 
+    async def _collect(self, handle: int) -> Any:
+        if handle not in self._core.state.producers:
+            return UnknownMemberError(f"channel {self.name!r} knows no producer with handle {handle}")
+        return await self._errands.collect(handle)
+
+    async def _fetch(self, owner: int, tensor: int, way: str, place: tuple[Any, ...]) -> Any:
+        """Have a producer hand a tensor over, for as long as it lives."""
+        number, answer = self._errands.ask(owner, tensor, way, place)
+        try:
+            while not answer.done():
+                if self._is_gone(owner):
+                    return ItemLostError(
+                        f"channel {self.name!r}: the producer that held a tensor of this item is gone; "
+                        "the item was set aside"
+                    )
+                await asyncio.wait([answer], timeout=self.config.lease_seconds / 4)
+            return answer.result()
+        finally:
+            self._errands.give_up(number)
+
+    def _is_gone(self, producer: int) -> bool:
+        member = self._core.state.producers.get(producer)
+        return member is None or member.lapsed
+
+    def _set_aside(self, handle: int, number: int) -> None:
+        self._core.set_aside(
+            handle, number, lambda item: any(self._is_gone(held.owner) for held in held_of(item.payload))
+        )
+
     def _expect(self) -> tuple[int, "asyncio.Future[Any]"]:
         ticket = next(self._tickets)
         future = self._waiting[ticket] = asyncio.get_running_loop().create_future()
@@ -152,6 +190,8 @@ class Host:
             for payload in released:
                 if type(payload) is not bytes:
                     self._files.release(payload)
+                    for held in held_of(payload):
+                        self._errands.drop(held.owner, held.number)
         self._name_stuck()
         self._set_timer()
 
@@ -179,6 +219,7 @@ class Host:
 
     def _attach_producer(self, name: str, node: str, resume: int | None) -> wire.Attached:
         producer = self._core.attach_producer(name, node, resume)
+        self._errands.keep_only(self._core.state.producers)
         return self._attached(producer.handle, producer.epoch, producer.claimed)
 
     def _attach_consumer(self, name: str, group: str, node: str, share: float) -> wire.Attached:
@@ -190,6 +231,7 @@ class Host:
 
     def _detach(self, handle: int) -> None:
         self._core.detach(handle)
+        self._errands.keep_only(self._core.state.producers)
 
     def _set_granularity(self, options: dict[str, Any]) -> None:
         granularity = Granularity(**options)
@@ -215,6 +257,8 @@ class Host:
         """A payload that no longer needs its file, which is about to be removed."""
         if isinstance(payload, Rows):
             return payload._replace(batch=self._lift(payload.batch))
+        if isinstance(payload, Shelved):
+            return payload._replace(rest=self._lift(payload.rest))
         if not isinstance(payload, Segment):
             return payload
         buffers = self._read(payload)

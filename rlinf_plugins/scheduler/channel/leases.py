@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from rlinf_plugins.scheduler.channel.model import Consumer, Delivery, Group, Unit, Waiter
+from rlinf_plugins.scheduler.channel.model import Consumer, Delivery, Group, Item, Unit, Waiter
 from rlinf_plugins.scheduler.channel.queue import KeyQueue
 from rlinf_plugins.scheduler.channel.state import State
 
@@ -68,6 +68,15 @@ class Leases:
         self._take_back(delivery)
         self._serve(delivery.queue)
 
+    def set_aside(self, delivery: Delivery, lost: Callable[[Item], bool]) -> None:
+        """Move the units with a lost item to the dead letters and hand the others back."""
+        for index, unit in enumerate(delivery.units):
+            if unit is not None and any(lost(item) for item in unit.items):
+                delivery.units[index] = None
+                self._state.leased -= len(unit.items)
+                self._set_aside(unit, "its tensors are gone with its producer")
+        self.hand_back(delivery)
+
     def take_all(self, consumer: Consumer) -> list[KeyQueue]:
         """Return to their queues all deliveries of a consumer that is gone; the queues, which nobody served yet."""
         held = list(consumer.deliveries.values())
@@ -103,10 +112,10 @@ class Leases:
         keep = [u for u in back if limit is None or all(item.attempts < limit for item in u.items)]
         for unit in back:
             if unit not in keep:
-                self._set_aside(unit)
+                self._set_aside(unit, f"came back {limit} times")
         queue.give_back(keep)
 
-    def _set_aside(self, unit: Unit) -> None:
+    def _set_aside(self, unit: Unit, reason: str) -> None:
         for item in unit.items:
             self._state.dead_letters.append(item)
-            self._state.report("dead-letter", f"came back {item.attempts} times and is set aside", item)
+            self._state.report("dead-letter", f"{reason} and is set aside", item)

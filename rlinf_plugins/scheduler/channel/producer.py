@@ -4,14 +4,15 @@ import threading
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from rlinf_plugins.core.errors import ItemTooLargeError, StaleProducerError, UnknownMemberError, UnserialisableItemError
+from rlinf_plugins.core.errors import ItemTooLargeError, StaleProducerError, UnknownMemberError
 from rlinf_plugins.scheduler.channel.failpoints import hit
 from rlinf_plugins.scheduler.channel.heart import Heart
 from rlinf_plugins.scheduler.channel.link import Link, Reply, Steps, drive, drive_async
-from rlinf_plugins.scheduler.channel.payload import Packer, Rows
+from rlinf_plugins.scheduler.channel.payload import Packer, Rows, Wire
 from rlinf_plugins.scheduler.channel.rows import length
+from rlinf_plugins.scheduler.channel.shelf import Shelf
 from rlinf_plugins.scheduler.channel.stream import Stream
-from rlinf_plugins.scheduler.channel.wire import DEFAULT_KEY, Attached, Put, Row
+from rlinf_plugins.scheduler.channel.wire import DEFAULT_KEY, Attached, Put, Row, check_key
 
 
 class Producer:
@@ -145,7 +146,9 @@ class Producer:
         drive(self._simple("finish"))
 
     def detach(self) -> None:
-        """Finish, and stop being attached."""
+        """Finish, and stop being attached; with tensors that stay here (``direct``), once all were taken."""
+        if self._shelf is not None:
+            self._shelf.wait_empty()
         if self._heart is not None:
             self._heart.remove(self.attached.handle)
         drive(self._simple("detach"))
@@ -185,9 +188,9 @@ class Producer:
         """
         rows: list[Row] = []
         for value, key, weight, version, group in items:
-            self._check_key(key)
+            check_key(key)
             payload, size = self.packer.pack(value)
-            self._check_size(size)
+            self._check_size(size, payload)
             rows.append((key, payload, weight, size, version, group, None))
         return rows
 
@@ -211,10 +214,10 @@ class Producer:
                 raise ValueError(f"{len(given)} {name} for a batch of {count} rows")
         if count == 0:
             return
-        self._check_key(key)
-        payload, size = self.packer.pack(batch)
+        check_key(key)
+        payload, size = self.packer.pack_rows(batch)
         share = -(-size // count)
-        self._check_size(share)
+        self._check_size(share, payload)
         rows: list[Row] = [
             (
                 key,
@@ -229,15 +232,10 @@ class Producer:
         ]
         yield from self._send(rows, timeout)
 
-    def _check_key(self, key: Hashable) -> None:
-        try:
-            hash(key)
-        except TypeError as error:
-            raise UnserialisableItemError(f"a key must be hashable, got {type(key).__name__}: {key!r}") from error
-
-    def _check_size(self, size: int) -> None:
+    def _check_size(self, size: int, payload: Wire) -> None:
         limit = self.attached.config.max_bytes
         if size > limit:
+            self.packer.discard(payload)
             raise ItemTooLargeError(
                 f"an item of {size} bytes can never fit channel {self._link.name!r} of max_bytes={limit}: "
                 "raise the bound or split the item"
@@ -285,12 +283,14 @@ class Producer:
         self.attached = attached
         config = attached.config
         here = self._node == self._link.node
+        self._shelf = Shelf(self._link, attached.handle, self._node, config.direct) if config.direct else None
         self.packer = Packer(
             attached.directory if here else None,
             str(attached.handle),
             config.inline_bytes,
             config.transport,
             config.journal is not None and config.journal.sync == "disk",
+            self._shelf,
         )
         self._heart = self._heart or Heart(self._link, config.lease_seconds)
         self._heart.add(attached.handle)

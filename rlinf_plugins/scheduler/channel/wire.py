@@ -3,6 +3,7 @@
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
+from rlinf_plugins.core.errors import UnserialisableItemError
 from rlinf_plugins.scheduler.channel.config import ChannelConfig
 from rlinf_plugins.scheduler.channel.model import Group, Item
 from rlinf_plugins.scheduler.channel.outlet import Batch
@@ -29,6 +30,18 @@ class Put(NamedTuple):
     weight: int = 1
     version: int | None = None
     group: tuple[str, int] | None = None
+
+
+def check_key(key: Any) -> None:
+    """Refuse what cannot be a key.
+
+    Raises:
+        UnserialisableItemError: It cannot be hashed.
+    """
+    try:
+        hash(key)
+    except TypeError as error:
+        raise UnserialisableItemError(f"a key must be hashable, got {type(key).__name__}: {key!r}") from error
 
 
 class Attached(NamedTuple):

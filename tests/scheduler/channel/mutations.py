@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 CHANNEL = "rlinf_plugins/scheduler/channel"
-TESTS = ["test_core.py", "test_journal.py", "test_payload.py", "test_peer_faults.py", "test_model.py"]
+TESTS = ["test_core.py", "test_journal.py", "test_payload.py", "test_peer_faults.py", "test_direct.py", "test_model.py"]
 
 MUTATIONS = [
     ("a repeated put is admitted again", "intake.py", "if base < producer.claimed:", "if False:"),
@@ -65,6 +65,14 @@ MUTATIONS = [
     ("the journal's checksum is not checked", "journal.py", "or zlib.crc32(body) != checksum", ""),
     ("readers cannot write", "segments.py", "mmap.ACCESS_COPY", "mmap.ACCESS_READ"),
     ("a segment goes with its first row", "files.py", "if left > 0:", "if False:"),
+    ("tensors are never let go", "host.py", "self._errands.drop(held.owner, held.number)", "pass"),
+    ("what a dead producer held is waited for", "host.py", "member is None or member.lapsed", "member is None"),
+    (
+        "the original is kept, not a copy",
+        "shelf.py",
+        "tensor.detach().clone(",
+        "torch.Tensor.contiguous(tensor.detach(), ",
+    ),
     ("nobody is named", "outlet.py", 'self._state.report("stuck"', 'str("stuck"'),
 ]
 
