@@ -51,6 +51,10 @@ def run(config: DictConfig) -> None:
     check_model(config)
     if options.envs:
         check_environments(config)
+        if config.actor_rollout_ref.model.get("model_type") == "openvla":
+            from rlinf_verl.vla.check import check_policy
+
+            check_policy(config)
     check_search(config)
     if options.virtual_devices.count:
         devices = use_virtual_devices(config, options)

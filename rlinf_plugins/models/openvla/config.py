@@ -10,6 +10,7 @@ from typing import Any, Literal
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.models.llama.configuration_llama import LlamaConfig
 
+from rlinf_plugins.core.config import from_mapping
 from rlinf_plugins.core.errors import ConfigError
 
 TEXT_VOCABULARY = 32000
@@ -105,8 +106,12 @@ class OpenVLAConfig(PreTrainedConfig):  # type: ignore[misc]
         return TEXT_VOCABULARY - self.n_action_bins, TEXT_VOCABULARY
 
     def spec(self) -> ActionSpec:
-        """Return the action specification in the file, or OpenVLA's where the file has none."""
-        return ActionSpec(**(self.action_spec or {}))
+        """Return the action specification in the file, or OpenVLA's where the file has none.
+
+        Raises:
+            ConfigError: An entry that is unknown, of the wrong type or impossible.
+        """
+        return from_mapping(ActionSpec, self.action_spec or {}, "config.json: action_spec")
 
     def with_spec(self, spec: ActionSpec) -> "OpenVLAConfig":
         """Record ``spec``, so that it is saved with the checkpoint; returns this object."""

@@ -17,10 +17,8 @@ from tensordict import TensorDict
 from rlinf_plugins.core.errors import ConfigError
 from rlinf_verl.config import NODE
 from rlinf_verl.vla.loss_filter import groups_to_drop
-from rlinf_verl.vla.loss_gae import Bootstrap, EpisodeValues, episode_gae, normalise, over_tokens
+from rlinf_verl.vla.loss_gae import ESTIMATOR, Bootstrap, EpisodeValues, episode_gae, normalise, over_tokens
 from rlinf_verl.vla.loss_value import value_options
-
-ESTIMATOR = "episode_gae"
 
 _FIELDS = ["response_mask", "chunk_rewards", "chunk_valid", "rollout_values", "final_values", "terminated"]
 

@@ -13,6 +13,9 @@ import torch
 
 from rlinf_plugins.core.errors import ConfigError
 
+ESTIMATOR = "episode_gae"
+"""Its name as ``algorithm.adv_estimator``."""
+
 Bootstrap = Literal["standard", "always"]
 """What follows the last decision of an episode.
 

@@ -1,54 +1,25 @@
-"""The policy server as a veRL rollout named ``openvla``: options, server actor, replica and adapter."""
+"""The policy server as a veRL rollout named ``openvla``: server actor, replica and adapter."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from verl.utils.fs import copy_to_local
 from verl.workers.rollout.replica import TokenOutput
 
-from rlinf_plugins.core.errors import ConfigError, RequestRejectedError
+from rlinf_plugins.core.errors import RequestRejectedError
 from rlinf_plugins.models.openvla import OpenVLAForActionPrediction, OpenVLAProcessor, load_policy
 from rlinf_plugins.models.openvla.checkpoint import read_config
 from rlinf_verl.rollout.host import Engine
-from rlinf_verl.rollout.options import HFOptions, check_single_process, options
+from rlinf_verl.rollout.options import check_single_process, options
 from rlinf_verl.rollout.replica import InProcessAdapter, InProcessReplica
 from rlinf_verl.rollout.server import RolloutServer
 from rlinf_verl.rollout.weights import ResidentWeights
+from rlinf_verl.vla.rollout import NAME
 from rlinf_verl.vla.rollout_engine import Decision, PolicyEngine, PolicyRequest, sampling_of
-
-NAME = "openvla"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VLAOptions(HFOptions):
-    """``actor_rollout_ref.rollout.engine_kwargs.openvla``, beside the options of the in-process engine.
-
-    Attributes:
-        unnorm_key: Data set whose statistics turn tokens into the robot's units; may be left out where the checkpoint
-            knows one only.
-        statistics: How ``dataset_statistics.json`` and the configuration's own statistics combine.
-        extremes: Normalise by minimum and maximum (ALOHA) instead of percentiles.
-        max_batch: Observations in one forward.
-        max_wait_ms: Longest time an observation waits for company.
-    """
-
-    unnorm_key: str | None = None
-    statistics: Literal["replace", "merge"] = "replace"
-    extremes: bool = False
-    max_batch: int = 64
-    max_wait_ms: float = 5.0
-
-    def validate(self, where: str) -> None:
-        """Refuse empty batches and negative waits."""
-        HFOptions.validate(self, where)
-        if self.max_batch < 1:
-            raise ConfigError(f"{where}.max_batch must be >= 1, got {self.max_batch}")
-        if self.max_wait_ms < 0:
-            raise ConfigError(f"{where}.max_wait_ms must be >= 0, got {self.max_wait_ms}")
+from rlinf_verl.vla.rollout_options import VLAOptions
 
 
 def build_policy_engine(rollout: Any, path: str, replica_rank: int) -> PolicyEngine:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import typer
 
@@ -16,6 +17,18 @@ SPECS = {
     "openvla_oft_libero_grpo_tiny": ActionSpec(decoding="parallel", chunk=8),
 }
 """How the policy of each tiny recipe decodes."""
+
+
+def make_checkpoint(recipe: str, folder: Path) -> None:
+    """Make the random checkpoint a tiny recipe trains.
+
+    Args:
+        recipe: One of :data:`SPECS`.
+        folder: Where to write it.
+    """
+    spec = SPECS[recipe]
+    variant: Literal["openvla", "openvla-oft"] = "openvla" if spec.decoding == "autoregressive" else "openvla-oft"
+    make_tiny_checkpoint(folder, variant=variant, sizes=TinySizes.demo(), spec=spec)
 
 
 def run(recipe: str, folder: Path, overrides: Sequence[str] = ()) -> None:
@@ -33,10 +46,9 @@ def run(recipe: str, folder: Path, overrides: Sequence[str] = ()) -> None:
     if recipe not in SPECS:
         raise UnknownNameError(f"there is no smoke run {recipe!r}; {suggest(recipe, SPECS)}")
     folder = folder.resolve()
-    model, spec = folder / "model", SPECS[recipe]
+    model = folder / "model"
     if not (model / "model.safetensors").is_file():
-        variant = "openvla" if spec.decoding == "autoregressive" else "openvla-oft"
-        make_tiny_checkpoint(model, variant=variant, sizes=TinySizes.demo(), spec=spec)
+        make_checkpoint(recipe, model)
     log = folder / "train.log"
     typer.echo(f"smoke run of {recipe} with random weights in {folder}; veRL's output goes to {log}")
     command = [
