@@ -1,4 +1,4 @@
-"""What the broker costs, in a Ray actor: CPU time per item, items per second, memory of one-shot keys, tracing.
+"""What the broker costs, in a Ray actor: CPU time per item, items per second, memory of one-shot keys.
 
     python benchmarks/channel/broker.py
 
@@ -84,25 +84,18 @@ def main() -> None:
         log_to_driver=False,
         configure_logging=False,
     )
-    per_item: dict[bool, list[float]] = {False: [], True: []}
-    channels = {
-        trace: Channel.create(f"trace-{trace}", ChannelConfig(max_items=ITEMS, trace=trace)) for trace in (False, True)
-    }
-    for _ in range(4):  # in turn, the first as a warm-up
-        for trace, channel in channels.items():
-            process = psutil.Process(channel.stats()["pid"])
-            put, put_wall = measure(process, lambda channel=channel: put_all(channel, ITEMS))
-            take, take_wall = measure(process, lambda channel=channel: take_all(channel, ITEMS))
-            per_item[trace].append((put + take) / ITEMS * 1e6)
-            print(
-                f"trace={trace!s:5}  put {put / ITEMS * 1e6:5.1f} us  get+ack {take / ITEMS * 1e6:5.1f} us of CPU; "
-                f"{ITEMS / put_wall:8.0f} puts/s, {ITEMS / take_wall:8.0f} gets/s"
-            )
-    plain, traced = min(per_item[False][1:]), min(per_item[True][1:])
-    extra = 100 * (traced / plain - 1)
-    print(f"put + get + ack, batched: {plain:.1f} us of broker CPU an item; tracing adds {extra:.1f} %")
-    channel = channels[False]
+    channel = Channel.create("broker", ChannelConfig(max_items=ITEMS))
     process = psutil.Process(channel.stats()["pid"])
+    per_item = []
+    for _ in range(4):  # the first as a warm-up
+        put, put_wall = measure(process, lambda: put_all(channel, ITEMS))
+        take, take_wall = measure(process, lambda: take_all(channel, ITEMS))
+        per_item.append((put + take) / ITEMS * 1e6)
+        print(
+            f"put {put / ITEMS * 1e6:5.1f} us  get+ack {take / ITEMS * 1e6:5.1f} us of CPU; "
+            f"{ITEMS / put_wall:8.0f} puts/s, {ITEMS / take_wall:8.0f} gets/s"
+        )
+    print(f"put + get + ack, batched: {min(per_item[1:]):.1f} us of broker CPU an item")
     rates = []
     for _ in range(3):
         put_all(channel, ITEMS)
@@ -116,8 +109,7 @@ def main() -> None:
     before = process.memory_info().rss
     one_shot_keys(channel, KEYS)
     print(f"{KEYS} one-shot keys: RSS grew by {(process.memory_info().rss - before) / 1e6:.2f} MB")
-    for channel in channels.values():
-        channel.destroy()
+    channel.destroy()
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ class Channel:
         return found
 
     def spans(self) -> list[Span]:
-        """Spans of the broker's calls since last asked, with ``ChannelConfig.trace``."""
+        """Spans of the broker's calls since last asked, with ``ChannelConfig.trace``; puts and gets have ``items``."""
         spans: list[Span] = self._call("spans")
         return spans
 

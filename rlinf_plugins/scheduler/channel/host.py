@@ -5,12 +5,13 @@ import itertools
 import logging
 import os
 import shutil
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from rlinf_plugins.core.clock import monotonic
 from rlinf_plugins.core.errors import ChannelClosedError, ItemLostError, UnknownMemberError
-from rlinf_plugins.core.spans import Span, SpanRecorder
+from rlinf_plugins.core.spans import Span
 from rlinf_plugins.scheduler.channel import segments, wire
 from rlinf_plugins.scheduler.channel.config import ChannelConfig, Granularity
 from rlinf_plugins.scheduler.channel.core import ChannelCore
@@ -26,6 +27,9 @@ from rlinf_plugins.scheduler.channel.recovery import held_items
 logger = logging.getLogger(__name__)
 
 Operation = Callable[..., Any]
+
+_TRACED = 100_000
+"""Calls remembered between two looks at the spans; the oldest are forgotten first."""
 
 
 class Host:
@@ -53,7 +57,7 @@ class Host:
         if self._journal is not None:
             self._journal.recover(self._core)
             self._files.adopt(item.payload for item in held_items(self._core))
-        self.spans = SpanRecorder(f"channel/{name}")
+        self._trace: deque[tuple[str, float, float, int | None]] = deque(maxlen=_TRACED)
         self._operations: dict[str, Operation] = {
             "attach_producer": self._attach_producer,
             "attach_consumer": self._attach_consumer,
@@ -76,7 +80,7 @@ class Host:
             "dead_letters": self._dead_letters,
             "read": self._read,
             "directory": lambda: self._directory,
-            "spans": self.spans.drain,
+            "spans": self._spans,
         }
 
     async def call(self, operation: str, arguments: tuple[Any, ...]) -> Any:
@@ -86,7 +90,7 @@ class Host:
             return await self._call(operation, arguments)
         start = monotonic()
         answer = await self._call(operation, arguments)
-        self.spans.add(Span(name=operation, actor=f"channel/{self.name}", start=start, end=monotonic()))
+        self._trace.append((operation, start, monotonic(), _items(operation, arguments, answer)))
         return answer
 
     async def _call(self, operation: str, arguments: tuple[Any, ...]) -> Any:
@@ -241,6 +245,15 @@ class Host:
     def _peek(self, key: Any, limit: int) -> list[wire.ItemRow]:
         return [wire.item_row(item) for item in self._core.peek(key, limit)]
 
+    def _spans(self) -> list[Span]:
+        """The calls since last asked; made into spans only here, which keeps tracing cheap."""
+        actor, calls = f"channel/{self.name}", list(self._trace)
+        self._trace.clear()
+        return [
+            Span(name=name, actor=actor, start=start, end=end, attributes={} if items is None else {"items": items})
+            for name, start, end, items in calls
+        ]
+
     def _stats(self) -> dict[str, Any]:
         times = os.times()
         return {**self._core.stats(), "cpu_seconds": times.user + times.system, "pid": os.getpid()}
@@ -264,3 +277,12 @@ class Host:
         buffers = self._read(payload)
         head = buffers.pop() if payload.head is None else payload.head
         return Relayed(head, tuple(buffers))
+
+
+def _items(operation: str, arguments: tuple[Any, ...], answer: Any) -> int | None:
+    """Items a call moved; ``None`` for calls that move none."""
+    if operation == "put":
+        return len(arguments[2])
+    if operation == "get":
+        return len(answer[1][1]) if type(answer[1]) is tuple else 0
+    return None
