@@ -1,7 +1,8 @@
-"""Exact dense search: one bf16 matrix product for a whole batch, the best candidates scored again in fp32.
+"""Exact dense search: one matrix product for a whole batch, the best candidates scored again in fp32.
 
-On a CPU a batch of 128 costs about as much as a few single queries, because the product is bound by reading the
-matrix; that is why the pool's coalescing pays most here.
+Vectors are kept in bf16. A processor that cannot multiply them turns them into fp32 some thousand rows at a time, once
+for the whole batch. On a CPU a batch of 128 costs about as much as a few single queries, because the product is bound
+by reading the matrix; that is why the pool's coalescing pays most here.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rlinf_plugins.core.cpu import has_bf16
 from rlinf_plugins.core.errors import ConfigError
 from rlinf_plugins.core.extras import require
 from rlinf_plugins.tools.corpus import Corpus
@@ -24,11 +26,11 @@ class DenseConfig:
 
     Attributes:
         encoder: The model.
-        rows: Passages scored per product; bounds the memory of a batch's scores.
+        rows: Passages scored per product; bounds the memory of a batch's scores, and of the fp32 copies.
     """
 
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
-    rows: int = 1 << 18
+    rows: int = 1 << 12
 
     def validate(self, where: str) -> None:
         """Reject a product without rows."""
@@ -77,11 +79,13 @@ class DenseRetriever:
         candidates = min(max(4 * wanted, 64), len(self._corpus))
         with torch.inference_mode():
             vectors = torch.from_numpy(self._encoder.queries(queries))
-            narrow = vectors.to(torch.bfloat16)
+            # One query is bound by reading the vectors, which are half the size in bf16.
+            kind = torch.bfloat16 if has_bf16() or len(queries) == 1 else torch.float32
+            narrow = vectors.to(kind)
             best: Any = None
             rows: Any = None
             for start in range(0, len(self._vectors), self._rows):
-                scores = narrow @ self._vectors[start : start + self._rows].T
+                scores = narrow @ self._vectors[start : start + self._rows].to(kind).T
                 part = scores.topk(min(candidates, scores.shape[1]), dim=1)
                 values, index = part.values, part.indices + start
                 if best is not None:

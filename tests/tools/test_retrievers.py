@@ -107,8 +107,10 @@ def opened(corpus_file, tmp_path_factory, name, **options):
     return open_index(IndexConfig(corpus=str(corpus_file), index=str(folder), retriever=name, options=options))
 
 
-def test_dense_and_faiss_agree(corpus_file, tmp_path_factory, encoder):
+@pytest.mark.parametrize("bf16", [True, False])
+def test_dense_and_faiss_agree(corpus_file, tmp_path_factory, encoder, monkeypatch, bf16):
     pytest.importorskip("faiss")
+    monkeypatch.setattr("rlinf_plugins.tools.dense.has_bf16", lambda: bf16)
     dense, exact = (opened(corpus_file, tmp_path_factory, name, encoder=encoder) for name in ("dense", "faiss"))
     queries = [text for _, _, text in CORPUS[:5]]
     for ours, theirs in zip(dense.search(queries, 3), exact.search(queries, 3), strict=True):

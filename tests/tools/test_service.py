@@ -8,7 +8,7 @@ import sys
 import pytest
 import ray
 
-from rlinf_plugins.core.errors import ConfigError
+from rlinf_plugins.tools.autoscale import AutoscaleConfig
 from rlinf_plugins.tools.batching import BatchConfig
 from rlinf_plugins.tools.pool_config import PoolConfig
 from rlinf_plugins.tools.results import Failure, FailureKind, Source, Success
@@ -38,6 +38,8 @@ class Remote(Tool[str, str]):
         self.batches += 1
         if "slow" in requests:
             await asyncio.sleep(3600)
+        if any(r.startswith("pause") for r in requests):
+            await asyncio.sleep(0.03)
         return [
             Failure(kind=FailureKind.STATUS, message="no", retryable=True)
             if r == "bad"
@@ -86,6 +88,34 @@ async def test_a_killed_actor_is_replaced(ray_session):
     await client.close()
 
 
-def test_a_service_without_actors_is_refused():
-    with pytest.raises(ConfigError, match="at least 1"):
-        ServiceConfig(shards=0).validate("service")
+async def until_it_fails(call):
+    for _ in range(400):
+        await call()
+        await asyncio.sleep(0.05)
+
+
+async def test_it_grows_while_calls_wait_and_gives_actors_up_when_it_is_quiet(ray_session):
+    autoscale = AutoscaleConfig(max_shards=2, grow_wait_s=0.05, shrink_wait_s=0.01, window_s=0.2, quiet_s=0.5)
+    batch = BatchConfig(max_batch=1, max_inflight=1)
+    config = ServiceConfig(name="grows", autoscale=autoscale)
+    client = ToolService(Remote(), Remote, config, PoolConfig(batch=batch, timeout_s=60.0))
+    pids = set()
+    for wave in range(100):
+        outcomes = await asyncio.gather(*(client.call(f"pause {wave} {i}") for i in range(12)))
+        assert all(isinstance(o, Success) for o in outcomes), outcomes
+        pids |= {o.value.split(":")[1] for o in outcomes}
+        if client.shards == 2 and len(pids) == 2:
+            break
+    assert client.shards == len(pids) == 2
+    extra = ray.get_actor("grows-1")
+    for _ in range(200):
+        await asyncio.sleep(0.05)  # quiet: time passes, now and then a call
+        await client.call("calm")
+        if client.shards == 1:
+            break
+    assert client.shards == 1
+    with pytest.raises(ray.exceptions.RayActorError):
+        await until_it_fails(extra.snapshot.remote)  # does not count as use
+    again = await asyncio.gather(*(client.call(f"after {i}") for i in range(12)))
+    assert all(isinstance(o, Success) for o in again)
+    await client.close()

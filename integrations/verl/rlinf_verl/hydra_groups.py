@@ -6,11 +6,16 @@ from importlib.resources import files
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
+from rlinf_plugins.core.cpu import has_bf16
 from rlinf_verl.config import NODE, M2FlowConfig
 
 
 def register() -> None:
-    """Store the presets in Hydra's ConfigStore, which is on every search path."""
+    """Store the presets in Hydra's ConfigStore, which is on every search path.
+
+    ``${rlinf.cpu_dtype:}`` in a preset is the type in which this machine's processor multiplies matrices fastest.
+    """
+    OmegaConf.register_new_resolver("rlinf.cpu_dtype", lambda: "bfloat16" if has_bf16() else "float32", replace=True)
     store = ConfigStore.instance()
     options = DictConfig(asdict(M2FlowConfig()), flags={"struct": False})
     # Not struct: an unknown option must reach our own check, which lists the valid ones.

@@ -49,5 +49,6 @@ def _make(config: SearchR1Config, key: str) -> SearchPool:
     if not config.shards:
         return ToolPool(search_tools(config), config.pool, name="search")
     # Agent-loop workers of one job that are configured alike share one service.
-    service = ServiceConfig(name=f"rlinf-search-{zlib.crc32(key.encode()):08x}", shards=config.shards)
+    name = f"rlinf-search-{zlib.crc32(key.encode()):08x}"
+    service = ServiceConfig(name=name, shards=config.shards, autoscale=config.autoscale)
     return ToolService(QueryTool(config.queries), lambda: search_tools(config), service, config.pool)

@@ -7,10 +7,12 @@ from omegaconf import OmegaConf
 
 from rlinf_plugins.core.config import from_mapping
 from rlinf_plugins.core.errors import ConfigError
+from rlinf_plugins.tools.autoscale import AutoscaleConfig
 from rlinf_plugins.tools.http import HttpConfig
 from rlinf_plugins.tools.index import IndexConfig
 from rlinf_plugins.tools.pool_config import PoolConfig
 from rlinf_plugins.tools.queries import QueryConfig
+from rlinf_plugins.tools.service import ServiceConfig
 from rlinf_verl.config import NODE
 
 
@@ -23,6 +25,7 @@ class SearchR1Config:
         index: An index of our own, instead of servers.
         shards: Ray actors that hold the pool for all agent-loop workers (shared cache and joins); 0 gives each
             worker a pool of its own.
+        autoscale: When the service adds actors beyond ``shards``.
         topk: Passages per search.
         max_turns: Turns that may search; one more, without search, is left for the answer.
         turn_tokens: Tokens a turn may sample.
@@ -41,6 +44,7 @@ class SearchR1Config:
     urls: list[str] = field(default_factory=list)
     index: IndexConfig | None = None
     shards: int = 0
+    autoscale: AutoscaleConfig = field(default_factory=AutoscaleConfig)
     topk: int = 3
     max_turns: int = 4
     turn_tokens: int = 500
@@ -63,6 +67,8 @@ class SearchR1Config:
             raise ConfigError(
                 f"{where} needs max_turns >= 0, topk >= 1, turn_tokens >= 1, shards >= 0 and timeout_s > 0, got {self}"
             )
+        if self.autoscale.max_shards:
+            ServiceConfig(shards=self.shards, autoscale=self.autoscale).validate(where)
         if self.observation_tokens < 16 or self.answer_tokens < 1:
             raise ConfigError(f"{where} needs observation_tokens >= 16 and answer_tokens >= 1, got {self}")
         if self.match == "last" and self.stop in ("strings", "ids"):

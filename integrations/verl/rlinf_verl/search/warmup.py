@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlinf_plugins.core.cpu import has_bf16
 from rlinf_plugins.tools.results import Passage
 from rlinf_verl.search.actions import documents
 from rlinf_verl.search.factbook import Question
@@ -94,7 +95,9 @@ def make_traces(
 
 
 def train(model: Any, traces: Sequence[Trace], config: WarmupConfig, *, seed: int) -> list[float]:
-    """Train ``model`` (a causal Hugging Face model, fp32 weights, bf16 arithmetic) on the traces, in place.
+    """Train ``model`` (a causal Hugging Face model with fp32 weights) on the traces, in place.
+
+    The arithmetic is bf16 where the processor has it.
 
     Returns:
         The loss of each step, in nats per learned token.
@@ -136,7 +139,7 @@ def _loss(model: Any, traces: Sequence[Trace]) -> Any:
         ids[place, : len(trace.ids)] = torch.tensor(trace.ids)
         learned[place, : len(trace.ids)] = torch.tensor(trace.mask)
         seen[place, : len(trace.ids)] = 1
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=has_bf16()):
         hidden = model.model(input_ids=ids, attention_mask=seen).last_hidden_state[:, :-1]
         wanted = learned[:, 1:].bool()
         logits = model.lm_head(hidden[wanted])  # only where a token is learned: the vocabulary is most of the work

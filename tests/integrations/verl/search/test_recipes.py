@@ -47,3 +47,10 @@ def test_a_mistyped_option_is_named():
 
     with pytest.raises(ConfigError, match="did you mean 'topk'"):
         search_options(compose("search_r1_grpo", "+trainer.v1.m2flow.search.topkk=3"))
+
+
+@pytest.mark.parametrize(("bf16", "dtype"), [(True, "bfloat16"), (False, "float32")])
+def test_the_tiny_recipe_computes_in_what_the_processor_is_fast_at(monkeypatch, bf16, dtype):
+    monkeypatch.setattr("rlinf_verl.hydra_groups.has_bf16", lambda: bf16)
+    actor_rollout = compose("search_r1_grpo_tiny").actor_rollout_ref
+    assert actor_rollout.rollout.dtype == actor_rollout.actor.fsdp_config.mixed_precision.param_dtype == dtype
