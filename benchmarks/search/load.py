@@ -1,13 +1,13 @@
 """Bursts and think time against one server: the pool in Ray actors, the pool in process, and two peers.
 
-Usage: python benchmarks/search/load.py ours|serial [bm25 | dense ENCODER_FOLDER]
+Usage: python benchmarks/search/load.py ours|serial [bm25 | dense ENCODER_FOLDER] [--only burst|think]
 The first word names the server that all of them call: ours, which batches by itself, or the serial kind users have.
 """
 
+import argparse
 import asyncio
 import os
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 
@@ -77,7 +77,7 @@ async def compare(title: str, ways: dict, meter: Meter, load) -> None:
         )
 
 
-async def main(kind: str, server_kind: str, model: str | None) -> None:
+async def main(kind: str, server_kind: str, model: str | None, only: str | None) -> None:
     """Run every load on every way of calling, the peers and ours in turn."""
     index = Path(os.environ.get("INDEX", tempfile.mkdtemp()))
     queries = distinct_queries(CORPUS, 80 * SIZE)
@@ -104,13 +104,20 @@ async def main(kind: str, server_kind: str, model: str | None) -> None:
         for call in ways.values():  # starts actors and connections
             await burst(call, take(20, 0.0))
         meter = Meter(server)
-        for share in (0.0, 0.6):
-            title = f"burst of {SIZE}, {share:.0%} duplicates"
-            await compare(title, ways, meter, lambda call, share=share: burst(call, take(SIZE, share)))
         clients = CLIENTS[kind]
-        for share in (0.0, 0.6):
-            title = f"think time 0.3 s, {clients} clients, {share:.0%} duplicates"
-            await compare(title, ways, meter, lambda call, share=share: think(call, take(SIZE, share), clients, 0.3))
+        loads = {
+            f"burst of {SIZE}": burst,
+            f"think time 0.3 s, {clients} clients": lambda call, queries: think(call, queries, clients, 0.3),
+        }
+        for title, load in loads.items():
+            if only is None or title.startswith(only):
+                for share in (0.0, 0.6):
+                    await compare(
+                        f"{title}, {share:.0%} duplicates",
+                        ways,
+                        meter,
+                        lambda call, load=load, share=share: load(call, take(SIZE, share)),
+                    )
         await in_process.close()
         await no_cache.close()
 
@@ -118,7 +125,12 @@ async def main(kind: str, server_kind: str, model: str | None) -> None:
 CLIENTS = {"bm25": 32, "dense": 16}
 
 if __name__ == "__main__":
-    server_name, kind_name, model_folder = (*sys.argv[1:], None, None)[:3]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("server", choices=["ours", "serial"])
+    parser.add_argument("kind", nargs="?", choices=sorted(CLIENTS), default="bm25")
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--only", choices=["burst", "think"])
+    arguments = parser.parse_args()
     ray.init(num_cpus=8, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
-    asyncio.run(main(kind_name or "bm25", server_name or "ours", model_folder))
+    asyncio.run(main(arguments.kind, arguments.server, arguments.model, arguments.only))
     ray.shutdown()
