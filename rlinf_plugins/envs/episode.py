@@ -1,8 +1,10 @@
 """One episode as the worker sees it: rewards, the two ends, and the numbers that are kept of it."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
+from rlinf_plugins.core.errors import EnvContractError
 from rlinf_plugins.envs.config import EpisodeConfig, RewardConfig
 from rlinf_plugins.envs.protocol import InitialState, Outcome
 
@@ -34,7 +36,13 @@ class Episode:
     previous: float = 0.0
 
     def advance(self, outcome: Outcome, rules: EpisodeConfig, rewards: RewardConfig) -> float:
-        """Take one step's outcome in and return the reward the learner gets for it."""
+        """Take one step's outcome in and return the reward the learner gets for it.
+
+        Raises:
+            EnvContractError: The reward is not finite.
+        """
+        if not math.isfinite(outcome.reward):
+            raise EnvContractError(f"the reward of step {self.steps} is {outcome.reward}; the simulation has diverged")
         self.steps += 1
         self.success = bool(outcome.metrics.get("success", outcome.terminated))
         reward = _base_reward(outcome, self.success, rewards)

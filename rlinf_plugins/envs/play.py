@@ -74,8 +74,8 @@ def play(
         pool: The environments; not driven by anyone else meanwhile.
         policy: The policy.
         initial: Where the episodes start.
-        stages: Into how many parts the environments are split: 2 overlaps policy and simulation, 1 waits for all
-            environments before it asks the policy.
+        stages: Into how many parts the environments are split: 2 overlaps policy and simulation; 1 asks the policy
+            about all that are not being reset at once, for a policy whose time does not depend on their number.
         on_step: Called with every answer of an environment, e.g. to collect transitions.
 
     Yields:
@@ -89,7 +89,7 @@ def play(
         raise ConfigError(f"stages must lie between 1 and the number of environments, {len(pool)}, got {stages}")
     pool.drain_records()  # of whatever was played before
     source, again = iter(initial), deque[InitialState]()
-    free, moving = deque(range(len(pool))), 0
+    free, resetting, moving = deque(range(len(pool))), set[int](), 0
     ready: deque[StepResult] = deque()
     current: dict[int, InitialState] = {}
     storm: Failure | None = None
@@ -98,16 +98,20 @@ def play(
         """Begin an episode in every free environment, as long as there are any; return their number."""
         begun = 0
         while free and (at := again.popleft() if again else next(source, None)) is not None:
-            current[free[0]] = at
-            pool.send_reset([at], [free.popleft()])
+            slot = free.popleft()
+            current[slot] = at
+            resetting.add(slot)
+            pool.send_reset([at], [slot])
             begun += 1
         return begun
 
     moving += start()
     while moving or ready:
-        rows = -(-(moving + len(ready)) // stages)
+        acting = moving - len(resetting) + len(ready)  # a reset can take as long as many steps: nobody waits for it
+        rows = max(1, -(-acting // stages))
         for answer in pool.recv(max(0, min(rows - len(ready), moving))):
             moving -= 1
+            resetting.discard(answer.slot)
             if on_step is not None:
                 on_step(answer)
             if not answer.done:

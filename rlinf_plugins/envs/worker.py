@@ -98,6 +98,8 @@ class _EnvWorker:
         self._valid, self._metrics = data.valid[slot], data.metrics[slot]
         self._metric_names = list(enumerate(spec.metrics))
         self._observation = {name: rows[slot] for name, rows in data.observation.items()}
+        flat = {name: row.reshape(-1) for name, row in self._observation.items() if row.dtype.kind == "f"}
+        self._numbers = [(name, row, np.zeros_like(row)) for name, row in flat.items()]
 
     def serve(self) -> None:
         """Answer commands until ``close``."""
@@ -195,6 +197,12 @@ class _EnvWorker:
         seen = self._env.observe()
         for name, row in self._observation.items():
             row[...] = seen[name]
+        for name, numbers, zeros in self._numbers:
+            if numbers.dot(zeros) != 0:  # NaN and infinity give NaN; the fastest test there is
+                raise EnvContractError(
+                    f"{self._env.spec.name}: observation {name!r} has values that are not finite after step "
+                    f"{self._episode.steps}; the simulation has diverged"
+                )
 
     def _publish(self) -> None:
         episode, board, slot = self._episode, self._board, self._slot

@@ -15,7 +15,7 @@ import numpy as np
 from rlinf_plugins.core.buffers import Field
 from rlinf_plugins.envs.protocol import EnvSpec, InitialState, Observation, Outcome
 
-Poison = Literal["kill", "segfault", "exit", "raise", "hang", "hang_holding_gil", "stop", "ask", "leak", "blank"]
+Poison = Literal["kill", "segfault", "exit", "raise", "hang", "hang_holding_gil", "stop", "ask", "leak", "blank", "nan"]
 Where = Literal["build", "reset", "observe", "step", "save", "load", "close"]
 
 
@@ -25,7 +25,8 @@ class Mishap:
 
     Attributes:
         poison: What happens: SIGKILL, a segmentation fault, ``sys.exit``, an exception, a hang (with or without the
-            interpreter lock), SIGSTOP, a question on standard input, 64 MB that are never freed, or a blank image.
+            interpreter lock), SIGSTOP, a question on standard input, 64 MB that are never freed, a blank image, or
+            positions that are not numbers any more.
         where: At which call.
         step: For ``step``: at which step of the episode, from 0.
         marker: If set, a file that makes it happen only once: it is created when it happens.
@@ -118,7 +119,9 @@ class ToyEnv:
         success = self._steps >= length
         progress = min(1.0, self._steps / length)
         return Outcome(
-            reward=float(action.sum()), terminated=success, metrics={"success": success, "progress": progress}
+            reward=float(action.sum() + 0 * self._position[0]),
+            terminated=success,
+            metrics={"success": success, "progress": progress},
         )
 
     def observe(self) -> Observation:
@@ -160,6 +163,8 @@ class ToyEnv:
         print(f"mishap: {mishap.poison}", file=sys.stderr, flush=True)
         if mishap.poison == "leak":
             self._leaks.append(np.ones(8 << 20))
+        elif mishap.poison == "nan":
+            self._position = self._position * np.nan
         elif mishap.poison != "blank":
             _POISONS[mishap.poison]()
         return mishap.poison == "blank"

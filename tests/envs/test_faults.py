@@ -148,6 +148,19 @@ def test_a_kill_between_two_calls_costs_one_episode_and_no_other(make_pool):
     assert (stats["episodes_begun"], stats["episodes_closed"]) == (3, 1)
 
 
+@pytest.mark.parametrize(
+    ("where", "says"), [("step", "the reward of step 0 is nan"), ("observe", "'states' has values")]
+)
+def test_a_simulation_that_diverges_is_a_failed_episode_not_a_number(make_pool, where, says):
+    pool = make_pool(ToyFactory(mishaps={1: Mishap(poison="nan", where=where)}), 2)
+    pool.reset(START)
+    batch = pool.step_chunk(np.zeros((2, 1, 3)))
+    assert (batch.failures[1].kind, batch.valid[:, 0].tolist()) == ("raised", [True, False])
+    assert says in batch.failures[1].reason
+    assert np.isfinite(batch.rewards).all()
+    assert [record.failure is not None for record in pool.drain_records()] == [True]
+
+
 @pytest.mark.slow
 def test_a_worker_that_never_lasts_is_given_up(make_pool):
     pool = make_pool(ToyFactory(mishaps={1: Mishap(poison="kill", where="step")}), 2)

@@ -35,7 +35,7 @@ def test_each_initial_state_is_played_once(make_pool, stages):
     records = list(play(pool, policy, pairs, stages=stages, on_step=answers.append))
     expected = [(at.task, at.trial, 2 * at.trial + at.task + 1, True, "finished") for at in pairs]
     assert facts(records) == sorted(expected)
-    assert max(asked) == -(-3 // stages)
+    assert max(asked) <= -(-3 // stages)
     assert sum(int(answer.valid.sum()) for answer in answers) == sum(record.length for record in records)
     assert pool.recv() == []
     assert pool.stats()["episodes_begun"] == 8
