@@ -1,6 +1,6 @@
 """Predictions against the simulator: the best plan of each mode on plausible random profiles.
 
-python benchmarks/planner/agreement.py [--cases 30] [--repeats 20] [--tail]
+python benchmarks/planner/agreement.py [--cases 30] [--repeats 20] [--modes MODE ...] [--tail]
 """
 
 import argparse
@@ -18,10 +18,11 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=30)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--modes", nargs="+", default=["temporal", "spatial", "hybrid"])
     parser.add_argument("--tail", action="store_true", help="rollouts are serving engines with log-normal lengths")
     options = parser.parse_args()
     print(f"seed {options.seed}")
-    for mode in ("temporal", "spatial", "hybrid"):
+    for mode in options.modes:
         errors = []
         for number in range(options.seed, options.seed + options.cases):
             case = plausible_case(number, tail=options.tail)

@@ -103,6 +103,16 @@ class CostModel:
         sent = self._measured(edge.source).bytes_per_item * items / 2**30
         return sent / (self.cluster.intra_gib_s if self._one_node else self.cluster.inter_gib_s)
 
+    def scatter(self, name: str, kind: str, devices: int, items: int) -> Floats | None:
+        """Return how far a serving stage's seconds lie from their mean, at evenly spaced quantiles; None: unknown."""
+        stage, tail = self.flow.stage(name), self._tail(name, kind)
+        if tail is None or not stage.streaming:
+            return None
+        replicas = devices // stage.replica
+        modelled = tail.seconds(replicas, items, items)
+        measured = float(self._seconds(stage, kind, np.array([devices]), items)[0])
+        return np.asarray(tail.scatter(replicas, items) * (measured / modelled))
+
     def sync_seconds(self, edge: Edge, *, shared: bool) -> float:
         """Return the seconds of a weight transfer; a missing layout takes what was measured for the other."""
         found = [s for s in self.profile.syncs if (s.source, s.target) == (edge.source, edge.target)]

@@ -4,16 +4,21 @@ Independent of the planner's cost code on purpose: another interpolation, anothe
 the long tail, and noise from the samples themselves. Where both agree, neither is likely to be wrong.
 """
 
+import copy
 import heapq
 import math
 from collections import defaultdict
 from itertools import islice
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_plugins.core.errors import ProfileError
 from rlinf_plugins.scheduler.planning.profile import Profile, StageProfile
+
+CALIBRATION = 64
+"""Batches whose mean a long tail is scaled by; fewer would scatter as much as the plans that are compared."""
 
 
 class Draws:
@@ -33,6 +38,12 @@ class Draws:
         self._scales: dict[tuple[str, str, int, int], float] = {}
         self._costs: dict[tuple[str, str], tuple[float, float, float]] = {}
         self._means: dict[tuple[str, str, int, float], float] = {}
+
+    def with_rng(self, rng: np.random.Generator) -> Self:
+        """Return draws from another source of randomness, sharing what was fitted."""
+        other = copy.copy(self)
+        other._rng = rng
+        return other
 
     def call(self, name: str, kind: str, devices: int, items: float) -> float:
         """Return the seconds of one call on ``devices`` devices with ``items`` items."""
@@ -194,7 +205,7 @@ class Draws:
                     serve(
                         rng.choice(np.asarray(measured.lengths), size=items), replicas, measured.slots, *costs[1:]
                     ).max()
-                    for _ in range(8)
+                    for _ in range(CALIBRATION)
                 ]
             )
             self._scales[key] = self.mean(name, kind, devices, items) / float(modelled) if modelled > 0 else 1.0
@@ -215,6 +226,13 @@ def serve(lengths: NDArray[np.float64], replicas: int, slots: int, step: float, 
     finished = np.empty(len(lengths))
     for replica in range(replicas):
         mine = range(replica, len(lengths), replicas)
+        if not slots or len(mine) <= slots:  # all are active from the start, and leave by length
+            order = np.argsort(lengths[mine], kind="stable")
+            gaps = np.diff(lengths[mine][order], prepend=0.0)
+            finished[np.asarray(mine, dtype=np.int64)[order]] = np.cumsum(
+                gaps * (step + token * np.arange(len(mine), 0, -1))
+            )
+            continue
         waiting = iter(mine)
         # Ordered by the number of steps at which each active item is finished.
         active = [(float(lengths[item]), item) for item in islice(waiting, slots or len(lengths))]

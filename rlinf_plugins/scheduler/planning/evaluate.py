@@ -2,6 +2,9 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
 
 from rlinf_plugins.core.errors import PlanError
 from rlinf_plugins.scheduler.planning.cost import MEMORY_UNITS, CostModel
@@ -46,7 +49,33 @@ def predict(model: CostModel, plan: Plan) -> tuple[float, int]:
     check_plan(model, plan)
     alone = len(plan.phases) == 1
     costs = [phase_cost(model, phase, alone=alone) for phase in plan.phases]
-    return sum(cost.seconds for cost in costs) + sync_seconds(model), peak_memory(plan, costs)
+    late = sum(lateness(model, phase) for phase in plan.phases)
+    return sum(cost.seconds for cost in costs) + late + sync_seconds(model), peak_memory(plan, costs)
+
+
+def lateness(model: CostModel, plan: PhasePlan) -> float:
+    """Return the seconds by which a pipelined phase exceeds its cost on average, because of its long tail.
+
+    A phase costs the largest of its pools' expected times. Where the longest item of a step varies, now one pool is the
+    last and now another, and the mean of the larger is more than the larger of the means. The search leaves this out.
+    """
+    shape = shape_of(model, plan)
+    if len(plan.pools) == 1 or plan.items == model.flow.items:
+        return 0.0
+    costs = [_pool_cost(model, plan, shape, index) for index in range(len(plan.pools))]
+    known = [cost for cost in costs if cost is not None]
+    if len(known) < len(costs):
+        return 0.0
+    phase = Phase(model, shape)
+    first, busy = [cost[0] for cost in known], [cost[1] for cost in known]
+    scattered: list[Any] = list(busy)
+    for index, pool in enumerate(plan.pools):
+        for name in pool.stages:
+            spread = model.scatter(name, pool.kind, pool.allotted[name], model.flow.items)
+            if spread is not None:
+                factor = model.slowdown(name, shape.stages - frozenset(pool.stages))
+                scattered[index] = np.maximum(scattered[index] + factor * spread, 0.0)
+    return max(float(np.mean(phase.seconds(first, scattered, None))) - float(phase.seconds(first, busy, None)), 0.0)
 
 
 def peak_memory(plan: Plan, costs: list[PhaseCost]) -> int:
@@ -64,7 +93,9 @@ def sync_seconds(model: CostModel) -> float:
 def repredicted(model: CostModel, plan: Plan) -> Plan:
     """Return the plan with its times predicted anew, e.g. under another profile."""
     alone = len(plan.phases) == 1
-    phases = tuple(replace(p, seconds=phase_cost(model, p, alone=alone).seconds) for p in plan.phases)
+    phases = tuple(
+        replace(p, seconds=phase_cost(model, p, alone=alone).seconds + lateness(model, p)) for p in plan.phases
+    )
     return replace(plan, phases=phases, seconds=predict(model, plan)[0])
 
 

@@ -10,7 +10,7 @@ from rlinf_plugins.scheduler.flow import Flow
 from rlinf_plugins.scheduler.planning.conflicts import smallest_conflict
 from rlinf_plugins.scheduler.planning.constraints import Constraints
 from rlinf_plugins.scheduler.planning.cost import MEMORY_UNITS, CostModel
-from rlinf_plugins.scheduler.planning.evaluate import sync_seconds
+from rlinf_plugins.scheduler.planning.evaluate import lateness, sync_seconds
 from rlinf_plugins.scheduler.planning.plan import Alternative, Plan, laid_out
 from rlinf_plugins.scheduler.planning.profile import MAX_AGE_DAYS, Profile
 from rlinf_plugins.scheduler.planning.search import Found, Search, Sequence
@@ -62,14 +62,15 @@ def plan(request: PlanRequest, *, now: float | None = None, clock: Clock = monot
         conflict = smallest_conflict(request)
         listed = "; ".join(conflict)
         raise InfeasiblePlanError(f"no placement of {request.flow.name!r} is possible; together: {listed}", conflict)
-    best = finished(model, found)
     others = _alternatives(search, found, request.alternatives)
+    # The search ranks by the larger of the pools' means; among its best the mean of the larger decides.
+    best, *rest = sorted((finished(model, one) for one in (found, *others)), key=lambda one: one.seconds)
     return replace(
         best,
         band=prediction_band(request, best),
         reasons=_reasons(model, best, search),
         warnings=_warnings(model, best),
-        alternatives=tuple(_alternative(model, best, other) for other in others),
+        alternatives=tuple(_alternative(best, other) for other in rest),
     )
 
 
@@ -85,12 +86,14 @@ def prepared(
 def finished(model: CostModel, found: Found) -> Plan:
     """Return a found sequence as a plan with device numbers."""
     cluster = model.cluster
-    seconds = found.seconds + sync_seconds(model)
+    late = [lateness(model, phase) for phase in found.phases]
+    phases = tuple(replace(p, seconds=p.seconds + extra) for p, extra in zip(found.phases, late, strict=True))
+    seconds = found.seconds + sum(late) + sync_seconds(model)
     bare = Plan(
         flow=model.flow.name,
         items=model.flow.items,
         devices={kind: cluster.count(kind) for kind in cluster.kinds},
-        phases=found.phases,
+        phases=phases,
         seconds=seconds,
         memory={"peak": found.memory / MEMORY_UNITS},
         gap=max(found.seconds / found.bound - 1.0, 0.0) if found.bound > 0 else 0.0,
@@ -120,8 +123,7 @@ def _alternatives(search: Search, best: Found, count: int) -> list[Found]:
     return found
 
 
-def _alternative(model: CostModel, best: Plan, other: Found) -> Alternative:
-    plan_ = finished(model, other)
+def _alternative(best: Plan, plan_: Plan) -> Alternative:
     slower = plan_.seconds - best.seconds
     switched = [phase for phase in plan_.phases if not phase.resident and len(plan_.phases) > 1]
     kept = [phase for phase in best.phases if not phase.resident and len(best.phases) > 1]

@@ -71,11 +71,7 @@ def simulate(
         PlanError: The plan lacks a stage of the flow.
         ProfileError: A component has no samples.
     """
-    missing = {stage.name for stage in flow.stages} - set(plan.stages())
-    if missing:
-        raise PlanError(f"the plan has no place for {', '.join(sorted(missing))}")
-    run = _Run(flow, cluster, Draws(profile, rng, noise=noise), plan, rng, failures)
-    return run.result()
+    return _simulated(flow, cluster, Draws(profile, rng, noise=noise), plan, rng, failures)
 
 
 def simulate_many(
@@ -89,10 +85,18 @@ def simulate_many(
     failures: Failures | None = None,
 ) -> NDArray[np.float64]:
     """Return the seconds of ``repeats`` independent simulated steps."""
-    seeds = np.random.SeedSequence(seed).spawn(repeats)
-    return np.array(
-        [simulate(flow, cluster, profile, plan, np.random.default_rng(s), failures=failures).seconds for s in seeds]
-    )
+    rngs = [np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(repeats)]
+    draws = Draws(profile, rngs[0])
+    return np.array([_simulated(flow, cluster, draws.with_rng(rng), plan, rng, failures).seconds for rng in rngs])
+
+
+def _simulated(
+    flow: Flow, cluster: Cluster, draws: Draws, plan: Plan, rng: np.random.Generator, failures: Failures | None
+) -> Simulated:
+    missing = {stage.name for stage in flow.stages} - set(plan.stages())
+    if missing:
+        raise PlanError(f"the plan has no place for {', '.join(sorted(missing))}")
+    return _Run(flow, cluster, draws, plan, rng, failures).result()
 
 
 class _Run:

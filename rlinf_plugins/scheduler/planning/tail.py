@@ -121,6 +121,17 @@ class Tail:
             tokens = min(steps * self.slots, items / replicas * self.mean)
         return self.start + self.step * steps + self.token * tokens
 
+    def scatter(self, replicas: int, items: int, points: int = 32) -> Floats:
+        """Return how far a call's seconds lie from their mean, at evenly spaced quantiles; the longest item decides.
+
+        The largest of ``m`` draws is below ``F^-1(u^(1/m))`` with probability ``u``.
+        """
+        level = (np.arange(points) + 0.5) / points
+        queued = bool(self.slots) and items / replicas > self.slots
+        lengths, draws = (self._residual(), self.slots * replicas) if queued else (self.ordered, items)
+        longest = np.quantile(lengths, level ** (1.0 / draws))
+        return np.asarray(self.step * (longest - longest.mean()))
+
     def _residual(self) -> Floats:
         """Quantiles of what is left of an item met in mid-work (equilibrium distribution of renewal theory)."""
         gaps = np.diff(self.ordered, prepend=0.0)

@@ -102,6 +102,12 @@ def test_predictions_agree_with_the_simulator(mode, allowed):
     assert agreement(mode, 8, tail=False, repeats=2) < allowed
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "allowed"), [("temporal", 0.02), ("spatial", 0.05)])
+def test_predictions_agree_with_the_simulator_on_heavy_tails(mode, allowed):
+    assert agreement(mode, 10, tail=True, repeats=40) < allowed
+
+
 def test_overlapping_steps_take_the_bottleneck_alone(line):
     request = line(2, 8, {"a": {1: 1.0}, "b": {1: 1.0}}, constraints=Constraints(max_staleness=1))
     chosen = plan(request, now=0.0)
@@ -149,6 +155,18 @@ def test_serving_is_work_conserving():
     assert done.tolist() == [4.0, 1.0, 2.0, 4.0]
     slowed = serve(np.array([2.0, 1.0]), 1, 0, 1.0, 1.0)
     assert slowed.tolist() == [1.0 * 3 + 1.0 * 2, 3.0]
+
+
+def test_serving_without_a_queue_is_the_same_with_as_many_slots(seed):
+    lengths = np.random.default_rng(seed).lognormal(3, 1, 50)
+    np.testing.assert_allclose(serve(lengths, 3, 0, 0.5, 0.1), serve(lengths, 3, 17, 0.5, 0.1))
+    lengths = lengths[:9]
+    clock, expected = 0.0, np.empty(9)
+    for rank, item in enumerate(np.argsort(lengths)):
+        before = np.sort(lengths)[rank - 1] if rank else 0.0
+        clock += (lengths[item] - before) * (0.5 + 0.1 * (9 - rank))
+        expected[item] = clock
+    np.testing.assert_allclose(serve(lengths, 1, 0, 0.5, 0.1), expected)
 
 
 def test_incomplete_inputs_are_named(line):
