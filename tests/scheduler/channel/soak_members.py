@@ -147,8 +147,10 @@ def consume(path, name, key, output):
                 continue
             except (EndOfStreamError, BrokerUnreachableError):
                 return
+            life = delivery.number >> 40  # of the broker: a new one counts deliveries from the start
             lines = [
-                f"{i.producer} {i.epoch} {i.seq} {v[0]}\n" for i, v in zip(delivery.items, delivery.values, strict=True)
+                f"{i.producer} {i.epoch} {i.seq} {v[0]} {i.attempts} {life}\n"
+                for i, v in zip(delivery.items, delivery.values, strict=True)
             ]
             file.write("".join(lines))
 

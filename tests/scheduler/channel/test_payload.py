@@ -9,8 +9,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rlinf_plugins.core.errors import ChannelError, UndecodableItemError, UnserialisableItemError
-from rlinf_plugins.scheduler.channel import codec, segments
+from rlinf_plugins.core.errors import ChannelError, ItemTooLargeError, UndecodableItemError, UnserialisableItemError
+from rlinf_plugins.scheduler.channel import Channel, codec, segments
 from rlinf_plugins.scheduler.channel.config import ChannelConfig
 from rlinf_plugins.scheduler.channel.files import Files
 from rlinf_plugins.scheduler.channel.model import Entry
@@ -223,6 +223,16 @@ def test_a_segment_lives_as_long_as_one_of_its_rows(tmp_path):
         assert (tmp_path / "s").exists()
         files.release(Rows(segment, row, 3))
     assert not (tmp_path / "s").exists()
+
+
+def test_what_was_packed_and_can_never_fit_leaves_no_file(tmp_path):
+    channel = Channel.local("tight", ChannelConfig(max_bytes=10_000, inline_bytes=10))
+    producer = channel.producer()
+    for put in (lambda: producer.put(bytes(20_000)), lambda: producer.put_rows({"x": np.zeros((1, 20_000))})):
+        with pytest.raises(ItemTooLargeError):
+            put()
+    assert os.listdir(producer.attached.directory) == []
+    channel.destroy()
 
 
 def test_rows_that_come_over_the_network_are_stored_once(tmp_path):

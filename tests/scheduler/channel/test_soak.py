@@ -92,21 +92,32 @@ def run(crew, items, producers, hurt, seconds):
                 process.send_signal(signal.SIGCONT)
 
 
-def committed(crew):
-    found = []
+def written(crew):
+    """What each consumer wrote: producer, epoch, number, value, deliveries so far, and the broker's life."""
     for file in [*crew.out.glob("c?"), *crew.out.glob("d?")]:
-        found += [line.split() for line in file.read_text().splitlines()]
-    return [(producer, int(epoch), int(seq), int(value)) for producer, epoch, seq, value in found]
+        lines = [line.split() for line in file.read_text().splitlines()]
+        yield [(producer, *map(int, numbers)) for producer, *numbers in lines]
+
+
+def committed(crew):
+    return [row[:4] for rows in written(crew) for row in rows]
 
 
 def judge(crew, items, put_again):
-    """Lost, duplicate, phantom: one pass each. ``put_again``: values that producers that died may have put twice."""
+    """Lost, duplicate, phantom, order: one pass each. ``put_again``: values that dead producers may have put twice."""
     rows = committed(crew)
     twice = [row for row, times in Counter((p, e, s) for p, e, s, _ in rows).items() if times > 1]
     assert twice == [], f"committed twice: {twice[:5]}"
     values = Counter(value for *_, value in rows)
     assert set(values) == set(range(items)), "lost or phantom"
     assert values.total() - items <= put_again
+    for mine in written(crew):
+        last = {}
+        for producer, epoch, seq, value, attempts, life in mine:
+            if attempts == 1:  # what comes back goes to its old place, behind what this consumer had meanwhile
+                source = producer, epoch, value % 4, life
+                assert last.get(source, -1) < seq, f"out of order: {producer} {epoch} {seq} after {last[source]}"
+                last[source] = seq
 
 
 ACTIONS = {
