@@ -35,7 +35,7 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     try:
         config = msgspec.convert(dict(values), cls, strict=True)
     except msgspec.ValidationError as error:
-        raise ConfigError(_describe(str(error), values, where)) from error
+        raise ConfigError(_describe(str(error), cls, values, where)) from error
     validate(config, where)
     return config
 
@@ -81,15 +81,29 @@ def _dataclasses_in(hint: Any) -> list[Any]:
     return []
 
 
-def _describe(message: str, values: Mapping[str, Any], where: str) -> str:
+def _describe(message: str, cls: Any, values: Mapping[str, Any], where: str) -> str:
     """Turn msgspec's ``Expected `float`, got `str` - at `$.a.b``` into a message with the option's path and value."""
     expected, _, path = message.partition(" - at `$")
     keys = [key for key in path.rstrip("`").split(".") if key]
     value: Any = values
+    hint: Any = cls
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
+        nested = _dataclasses_in(hint)
+        hint = typing.get_type_hints(nested[0]).get(key) if nested else None
+    path = ".".join([where, *keys])
+    choices = _choices(hint)
+    if choices and isinstance(value, str):
+        return f"{path}: there is no {value!r}; {suggest(value, choices)}"
     shown = f" (value: {value!r})" if keys else ""
-    return f"{'.'.join([where, *keys])}: {expected}{shown}"
+    return f"{path}: {expected}{shown}"
+
+
+def _choices(hint: Any) -> list[str]:
+    """Return the strings that a ``Literal``, optional or not, allows."""
+    if typing.get_origin(hint) is typing.Literal:
+        return [choice for choice in typing.get_args(hint) if isinstance(choice, str)]
+    return [choice for part in typing.get_args(hint) for choice in _choices(part)]
 
 
 def validate(config: Any, where: str) -> None:

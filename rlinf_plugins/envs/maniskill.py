@@ -22,7 +22,7 @@ from rlinf_plugins.core.errors import (
 from rlinf_plugins.core.extras import require
 from rlinf_plugins.envs.assets import no_questions
 from rlinf_plugins.envs.protocol import Environment, EnvSpec, InitialState, Observation, Outcome
-from rlinf_plugins.envs.rendering import has_gpu, prepare_vulkan, software_driver
+from rlinf_plugins.envs.rendering import check_vulkan, prepare_vulkan
 
 PUT_ON_PLATE = "RlinfPutOnPlate-v1"
 _MAIN_CAMERAS = ("3rd_view_camera", "base_camera")
@@ -60,12 +60,11 @@ class ManiSkillFactory:
 
         Raises:
             MissingExtraError: ManiSkill is not installed.
-            MissingAssetError: There is neither a GPU nor a software Vulkan driver.
+            MissingAssetError: There is no Vulkan driver, or the environment names one that is not there.
         """
         if importlib.util.find_spec("mani_skill") is None:
             require("mani_skill", "maniskill")  # raises, with the command that installs it
-        if not has_gpu() and not {"VK_DRIVER_FILES", "VK_ICD_FILENAMES"} & os.environ.keys():
-            software_driver()
+        check_vulkan()
 
     def __call__(self) -> Environment:
         """Return a new environment.

@@ -49,6 +49,25 @@ def software_driver() -> Path:
     )
 
 
+def check_vulkan() -> None:
+    """Refuse a machine that cannot draw, without starting a driver.
+
+    Raises:
+        MissingAssetError: There is no GPU and no software driver, or the environment names one that is not there.
+    """
+    for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):  # the first overrules the second
+        if name in os.environ:
+            absent = [path for path in os.environ[name].split(os.pathsep) if path and not Path(path).is_file()]
+            if absent:
+                raise MissingAssetError(
+                    f"{name}={os.environ[name]} names Vulkan drivers that are not there: {', '.join(absent)}; unset "
+                    f"{name} to use this machine's own"
+                )
+            return
+    if not has_gpu():
+        software_driver()
+
+
 def prepare_vulkan() -> str:
     """Choose the Vulkan driver of this process, before SAPIEN starts its renderer.
 
@@ -56,8 +75,9 @@ def prepare_vulkan() -> str:
         The render backend to ask ManiSkill for: ``"gpu"``, or ``"pci:0"`` for the software driver.
 
     Raises:
-        MissingAssetError: There is no GPU and no software driver.
+        MissingAssetError: There is no GPU and no software driver, or the environment names one that is not there.
     """
+    check_vulkan()
     if has_gpu():
         return "gpu"
     if "VK_DRIVER_FILES" not in os.environ and "VK_ICD_FILENAMES" not in os.environ:

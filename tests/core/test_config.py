@@ -1,4 +1,5 @@
 from dataclasses import dataclass, field
+from typing import Literal
 
 import pytest
 
@@ -44,6 +45,27 @@ def test_names_every_mistake(values, parts):
         from_mapping(Outer, values, "x")
     for part in parts:
         assert part in str(caught.value)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chooser:
+    mode: Literal["temporal", "spatial"] = "temporal"
+    device: Literal["cpu", "cuda"] | None = None
+    inner: "Chooser | None" = None
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"mode": "spacial"}, r"x\.mode: there is no 'spacial'; did you mean 'spatial'\? valid: spatial, temporal"),
+        ({"device": "gpu"}, r"x\.device: there is no 'gpu'; .*valid: cpu, cuda"),
+        ({"inner": {"mode": "auto"}}, r"x\.inner\.mode: there is no 'auto'; .*valid: spatial, temporal"),
+        ({"mode": 3}, r"x\.mode: Expected `str`, got `int` \(value: 3\)"),
+    ],
+)
+def test_a_choice_that_is_none_lists_those_that_are(values, message):
+    with pytest.raises(ConfigError, match=message):
+        from_mapping(Chooser, values, "x")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -59,13 +59,27 @@ def test_a_frame_of_the_real_simulator():
 
 
 def test_a_missing_driver_is_refused_before_anything_starts(monkeypatch, tmp_path):
-    monkeypatch.setattr(maniskill, "has_gpu", lambda: False)
+    monkeypatch.setattr("rlinf_plugins.envs.rendering.has_gpu", lambda: False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("rlinf_plugins.envs.rendering.SYSTEM_DRIVERS", tmp_path)
     for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(MissingAssetError, match="no Vulkan driver"):
         maniskill.ManiSkillFactory(env_id="PushCube-v1").check()
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+@pytest.mark.parametrize("name", ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"])
+def test_a_driver_named_in_the_environment_must_be_there(monkeypatch, tmp_path, name, gpu):
+    monkeypatch.setattr("rlinf_plugins.envs.rendering.has_gpu", lambda: gpu)
+    monkeypatch.delenv("VK_DRIVER_FILES", raising=False)
+    there = tmp_path / "there.json"
+    there.write_text("{}")
+    monkeypatch.setenv(name, f"{there}:/nowhere.json")
+    with pytest.raises(MissingAssetError, match=f"{name}=.*not there: /nowhere.json; unset {name}"):
+        maniskill.ManiSkillFactory(env_id="PushCube-v1").check()
+    monkeypatch.setenv(name, str(there))
+    maniskill.ManiSkillFactory(env_id="PushCube-v1").check()
 
 
 def test_importing_the_checks_imports_no_simulator():

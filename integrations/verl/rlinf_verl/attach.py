@@ -1,12 +1,15 @@
 """Registers the plugin's parts with veRL: what at once, what when which veRL module is imported."""
 
 import functools
+import os
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import wrapt
 
+from rlinf_plugins.core.errors import RlinfError
 from rlinf_verl import handshake
 from rlinf_verl.patches import PatchSpec, apply
 
@@ -50,7 +53,12 @@ def _check_before_ray(module: ModuleType) -> None:
     def validate_config(*args: Any, **kwargs: Any) -> Any:
         from rlinf_verl import preflight
 
-        preflight.run(kwargs["config"] if "config" in kwargs else args[0])
+        try:
+            preflight.run(kwargs["config"] if "config" in kwargs else args[0])
+        except RlinfError as error:
+            if os.environ.get("HYDRA_FULL_ERROR") == "1":
+                raise
+            sys.exit(f"{type(error).__name__}: {error}")  # a mistake of the user's: the message, without our frames
         return original(*args, **kwargs)
 
     module.validate_config = validate_config  # type: ignore[attr-defined]

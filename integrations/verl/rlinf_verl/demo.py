@@ -4,6 +4,8 @@ It shows every step as it happens, leaves metrics, a checkpoint that resumes and
 what was learned and what was not.
 """
 
+import shutil
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,11 +82,15 @@ def run(folder: Path, *, steps: int, resume: bool, overrides: Sequence[str] = ()
         _overrides(paths, steps, resume, overrides), folder=paths.folder, log=paths.log, metrics=paths.metrics
     )
     started, history, peak = time.monotonic(), [], 0.0
-    with job:
-        for step in job.steps():
-            history.append(step)
-            peak = max(peak, job.memory_bytes())
-            typer.echo(_line(step, steps))
+    try:
+        with job:
+            for step in job.steps():
+                history.append(step)
+                peak = max(peak, job.memory_bytes())
+                typer.echo(_line(step, steps))
+    except KeyboardInterrupt:
+        typer.echo(f"\nstopped; nothing is left running. To go on from the last checkpoint:\n  {_again(paths, steps)}")
+        raise
     if job.returncode:
         raise TrainingJobError(
             f"veRL's command ended with exit code {job.returncode} after {len(history)} steps; "
@@ -120,6 +126,7 @@ def _overrides(paths: DemoPaths, steps: int, resume: bool, more: Sequence[str]) 
         f"trainer.total_training_steps={steps}",
         f"trainer.save_freq={min(steps, 10)}",
         "trainer.max_actor_ckpt_to_keep=2",
+        "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
         f"trainer.default_local_dir={paths.checkpoints}",
         f"trainer.resume_mode={'auto' if resume else 'disable'}",
         f"actor_rollout_ref.model.path={paths.model}",
@@ -159,8 +166,25 @@ def _summary(history: Sequence[dict[str, Any]], paths: DemoPaths, seconds: float
             f"  metrics {paths.metrics}, log {paths.log}",
             f"  checkpoints {paths.checkpoints}, videos {paths.videos} ({len(videos)} files)",
             "what to run next:",
-            f"  rlinf-plugins demo --folder {paths.folder} --resume --steps {2 * history[-1]['training/global_step']}",
-            "  rlinf-plugins doctor                  what else works on this machine",
-            "  docs/models.md                        your own OpenVLA or OpenVLA-OFT checkpoint",
+            f"  {_again(paths, 2 * history[-1]['training/global_step'])}",
+            f"  {_command()} evaluate {_last_policy(paths)} maniskill trials=4 pool.episode.max_steps=25",
+            f"  {_command()} doctor    what else works on this machine",
+            "  docs/models.md    your own OpenVLA or OpenVLA-OFT checkpoint",
         ]
     )
+
+
+def _again(paths: DemoPaths, steps: int) -> str:
+    return f"{_command()} demo --folder {paths.folder} --resume --steps {steps}"
+
+
+def _command() -> str:
+    """Return how this environment's ``rlinf-plugins`` is called from the user's shell."""
+    found = shutil.which("rlinf-plugins")
+    ours = Path(sys.executable).with_name("rlinf-plugins")
+    return "rlinf-plugins" if found is not None and Path(found).samefile(ours) else str(ours)
+
+
+def _last_policy(paths: DemoPaths) -> Path:
+    step = (paths.checkpoints / "latest_checkpointed_iteration.txt").read_text().strip()
+    return paths.checkpoints / f"global_step_{step}" / "actor" / "huggingface"

@@ -5,9 +5,7 @@ call (see ``plugin.py``) and runs :func:`run` first. Without our trainer mode no
 recipe of ours without the mode is refused: the recipe would otherwise train plain veRL.
 """
 
-import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +16,13 @@ from rlinf_plugins.core.errors import ConfigError, MissingAssetError
 from rlinf_verl import handshake
 from rlinf_verl.config import NODE, TRAINER_MODE, M2FlowConfig, is_requested, m2flow_config
 from rlinf_verl.cpu.devices import DEVICES_ENV, VirtualDevices, listen_on_loopback
+from rlinf_verl.model_files import check_model
 from rlinf_verl.modes import check_mode
+from rlinf_verl.resume_files import check_resume
 from rlinf_verl.trainer.sharing_sizes import check_plan
 from rlinf_verl.versions import check_host
 
 MANAGER_KEY = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 DEFAULT_MANAGER = "rlinf_verl.trainer.agent_loop.ArrivalAgentLoopManager"
 
 
@@ -34,7 +33,7 @@ def run(config: DictConfig) -> None:
         PluginNotLoadedError: The plugin is broken in this process.
         UnsupportedVersionError: The host is not one the plugin was tested with.
         ConfigError: An option is unknown, of the wrong type, out of range or in conflict with another.
-        MissingAssetError: The model's folder or one of its files is absent.
+        MissingAssetError: The model's folder, one of its files, a data file or a checkpoint to resume from is absent.
     """
     ours = "recipe" in config or OmegaConf.select(config, NODE) is not None
     if not is_requested(config) and not ours:
@@ -49,6 +48,8 @@ def run(config: DictConfig) -> None:
     options = m2flow_config(config)
     check_sizes(config, options)
     check_model(config)
+    check_data(config)
+    check_resume(config)
     if options.envs:
         check_environments(config)
         if config.actor_rollout_ref.model.get("model_type") == "openvla":
@@ -120,39 +121,34 @@ def _check_micro_batches(config: DictConfig, devices: int) -> None:
     ]
     for key, dynamic, rows, source in sizes:
         micro = OmegaConf.select(config.actor_rollout_ref, key)
-        if not dynamic and micro is not None and rows % (micro * devices):
+        if dynamic or micro is None:
+            continue
+        if rows % devices:
+            fitting = ", ".join(str(d) for d in range(1, devices) if rows % d == 0)
+            raise ConfigError(
+                f"{source} x rollout.n = {rows} rows do not divide over {devices} devices; train on {fitting} or make "
+                f"{source} x rollout.n a multiple of {devices}"
+            )
+        if rows % (micro * devices):
             raise ConfigError(
                 f"{source} x rollout.n = {rows} rows do not divide into micro-batches of {key}={micro} on {devices} "
-                f"device(s); a micro-batch of {_largest_divisor(rows // devices or 1, micro)} fits"
+                f"device(s); a micro-batch of {_largest_divisor(rows // devices, micro)} fits"
             )
 
 
-def check_model(config: DictConfig) -> None:
-    """Check that the model's folder holds a readable configuration and complete weights.
+def check_data(config: DictConfig) -> None:
+    """Check that data files on this machine exist; a dataset class of the user's own reads what it likes.
 
     Raises:
-        MissingAssetError: The folder, its ``config.json`` or a weight file is absent.
-        ConfigError: A file is corrupt.
+        MissingAssetError: A file is absent.
     """
-    text = str(config.actor_rollout_ref.model.path)
-    path = Path(os.path.expanduser(text))
-    if "://" in text or (not path.exists() and _HUB_NAME.fullmatch(text) and os.environ.get("HF_HUB_OFFLINE") != "1"):
-        return  # remote storage or a hub name: veRL fetches it
-    if not path.is_dir():
-        raise MissingAssetError(
-            f"actor_rollout_ref.model.path={text} is not a folder; give a folder in Hugging Face's layout"
-        )
-    if not (path / "config.json").is_file():
-        raise MissingAssetError(f"{path} holds no config.json; it is not a Hugging Face model folder")
-    _read_json(path / "config.json")
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        names = sorted(set(_read_json(index).get("weight_map", {}).values()))
-        missing = [name for name in names if not (path / name).is_file()]
-        if missing:
-            raise MissingAssetError(f"{index} lists weight files that are absent: {', '.join(missing)}; copy them too")
-    for shard in sorted(path.glob("*.safetensors")):
-        _check_safetensors(shard)
+    if OmegaConf.select(config, "data.custom_cls.path"):
+        return
+    for key in ("train_files", "val_files"):
+        given = OmegaConf.select(config, f"data.{key}")
+        for text in [given] if isinstance(given, str) else list(given or ()):
+            if "://" not in str(text) and not Path(os.path.expanduser(str(text))).exists():
+                raise MissingAssetError(f"data.{key}={text} does not exist (looked in {Path.cwd()})")
 
 
 def check_environments(config: DictConfig) -> None:
@@ -162,7 +158,7 @@ def check_environments(config: DictConfig) -> None:
 
     Raises:
         ConfigError: An option is unknown, of the wrong type or impossible.
-        RlinfError: Whatever the factory refuses: a missing extra, no display driver, an unknown task.
+        RlinfError: Whatever the factory refuses: a missing extra, no display driver.
     """
     from rlinf_verl.vla.loop_config import embodied_config
 
@@ -238,30 +234,3 @@ def _default(node: DictConfig, key: str, value: Any) -> None:
 
 def _largest_divisor(total: int, limit: int) -> int:
     return next(d for d in range(min(total, limit), 0, -1) if total % d == 0)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text())
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{path} is corrupt: {error}; copy the checkpoint again") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} is corrupt: expected a mapping, found {type(value).__name__}")
-    return value
-
-
-def _check_safetensors(path: Path) -> None:
-    """A safetensors file is an 8-byte header length, the header, then exactly the bytes the header describes."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        header_size = int.from_bytes(file.read(8), "little")
-        if size < 8 or header_size > size - 8:
-            raise ConfigError(f"{path} is truncated: {size} bytes do not hold its header; copy the checkpoint again")
-        try:
-            header = json.loads(file.read(header_size))
-            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path} is corrupt: unreadable header; copy the checkpoint again") from error
-    expected = 8 + header_size + max(ends, default=0)
-    if size != expected:
-        raise ConfigError(f"{path} is truncated: {size} of {expected} bytes; copy the checkpoint again")

@@ -121,6 +121,11 @@ def read_config(folder: Path) -> OpenVLAConfig:
     return OpenVLAConfig.from_dict(values)  # type: ignore[no-any-return]
 
 
+def has_weights(folder: Path) -> bool:
+    """Return whether the folder holds weights, single or sharded."""
+    return (folder / WEIGHTS).is_file() or (folder / INDEX).is_file()
+
+
 def _read_weights(folder: Path) -> Weights:
     index = folder / INDEX
     if not index.is_file():

@@ -1,5 +1,3 @@
-import json
-
 import pytest
 from omegaconf import OmegaConf
 
@@ -70,56 +68,25 @@ def test_sizes_that_fit_pass():
     preflight.check_sizes(job(), OPTIONS)
 
 
-@pytest.fixture
-def model(tmp_path):
-    import torch
-    from safetensors.torch import save_file
-
-    (tmp_path / "config.json").write_text("{}")
-    save_file({"a": torch.zeros(4), "b": torch.ones(2, 2)}, tmp_path / "model.safetensors")
-    return tmp_path
+@pytest.mark.parametrize("micro", [1, 4, 10])
+def test_rows_that_do_not_divide_over_the_devices_are_no_fault_of_the_micro_batch(micro):
+    changes = {"trainer__n_gpus_per_node": 3, "actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu": micro}
+    options = M2FlowConfig(virtual_devices=VirtualDevicesConfig(count=3))
+    with pytest.raises(ConfigError, match=r"32 rows do not divide over 3 devices; train on 1, 2 or make"):
+        preflight.check_sizes(job(**changes), options)
 
 
-def test_a_whole_model_passes(model):
-    preflight.check_model(job(actor_rollout_ref__model__path=str(model)))
-
-
-def test_a_hub_name_is_left_to_verl(monkeypatch):
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    preflight.check_model(job())
-
-
-@pytest.mark.parametrize("path", ["nowhere/at/all", "./nowhere", "nowhere"])
-def test_a_missing_model_is_named(path):
-    with pytest.raises(MissingAssetError, match="is not a folder"):
-        preflight.check_model(job(actor_rollout_ref__model__path=path))
-
-
-def test_a_folder_without_a_model_is_named(tmp_path):
-    with pytest.raises(MissingAssetError, match=r"no config\.json"):
-        preflight.check_model(job(actor_rollout_ref__model__path=str(tmp_path)))
-
-
-def test_a_missing_shard_is_named(model):
-    index = {"weight_map": {"a": "model.safetensors", "c": "model-2.safetensors"}}
-    (model / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(MissingAssetError, match=r"absent: model-2\.safetensors"):
-        preflight.check_model(job(actor_rollout_ref__model__path=str(model)))
-
-
-@pytest.mark.parametrize("keep", [0, 5, 60, -1])
-def test_a_truncated_shard_is_named(model, keep):
-    shard = model / "model.safetensors"
-    shard.write_bytes(shard.read_bytes()[:keep])
-    with pytest.raises(ConfigError, match=r"model\.safetensors is (truncated|corrupt)"):
-        preflight.check_model(job(actor_rollout_ref__model__path=str(model)))
-
-
-@pytest.mark.parametrize("text", ["{", "[1]", "\xff"])
-def test_a_corrupt_configuration_is_named(model, text):
-    (model / "config.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(ConfigError, match=r"config\.json is corrupt"):
-        preflight.check_model(job(actor_rollout_ref__model__path=str(model)))
+@pytest.mark.parametrize("key", ["train_files", "val_files"])
+@pytest.mark.parametrize("as_list", [False, True])
+def test_missing_data_is_named(tmp_path, key, as_list):
+    there, absent = tmp_path / "there.parquet", tmp_path / "absent.parquet"
+    there.touch()
+    files = {"data__train_files": str(there), "data__val_files": "hdfs://far/away.parquet"}
+    preflight.check_data(job(**files))
+    files[f"data__{key}"] = [str(there), str(absent)] if as_list else str(absent)
+    with pytest.raises(MissingAssetError, match=rf"data\.{key}={absent} does not exist"):
+        preflight.check_data(job(**files))
+    preflight.check_data(job(**files, data__custom_cls__path="pkg://somebody.dataset"))  # reads what it likes
 
 
 @pytest.mark.parametrize("leftover", [{"recipe": "text_grpo_tiny"}, {}])

@@ -38,6 +38,7 @@ def register(app: typer.Typer) -> None:
             result = verdict.failure or ("solved" if verdict.success else "not solved")
             typer.echo(f"{len(done):4d}/{total}  task {verdict.task} trial {verdict.trial}  {result}", err=True)
 
+        typer.echo(f"starting {chosen.num_envs} environments; an episode is reported when it ends", err=True)
         verdicts, names = job.evaluate(engine, chosen, say)
         Console().print(report.table(verdicts, names, f"{checkpoint} on {suite}"))
         if output is not None:

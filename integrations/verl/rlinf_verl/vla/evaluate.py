@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlinf_plugins.core.errors import EpisodeFailedError, RestartStormError, RlinfError
+from rlinf_plugins.core.errors import EpisodeFailedError, MissingAssetError, RestartStormError, RlinfError
 from rlinf_plugins.envs import EnvPool, InitialState
 from rlinf_plugins.models.openvla import OpenVLAProcessor, load_policy
+from rlinf_plugins.models.openvla.checkpoint import has_weights
 from rlinf_verl.rollout.host import EngineHost
 from rlinf_verl.rollout.weights import ResidentWeights
 from rlinf_verl.vla.evaluate_report import Verdict
@@ -36,9 +37,12 @@ def load_engine(
         dtype: Type of its weights.
 
     Raises:
+        MissingAssetError: The folder holds no weights.
         CheckpointError: The folder does not hold what the policy needs.
         ConfigError: Several data sets and no ``unnorm_key``.
     """
+    if not has_weights(checkpoint):
+        raise MissingAssetError(f"{checkpoint} holds no model.safetensors{_exported(checkpoint)}")
     processor = OpenVLAProcessor.from_folder(
         checkpoint, unnorm_key=suite.unnorm_key, statistics=suite.statistics, extremes=suite.extremes
     )
@@ -51,6 +55,20 @@ def load_engine(
         max_wait_s=suite.max_wait_ms / 1000,
         seed=suite.seed,
     )
+
+
+def _exported(folder: Path) -> str:
+    """Say where a training checkpoint keeps the policy in the published layout."""
+    exports = [path for path in (folder / "huggingface", folder / "actor" / "huggingface") if path.is_dir()]
+    ready = [path for path in exports if has_weights(path)]
+    if ready:
+        return f"; the policy of this training checkpoint is {ready[0]}"
+    if exports or folder.name == "huggingface":
+        return (
+            "; training checkpoints hold the policy only with "
+            "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]"
+        )
+    return "; give a folder in the published layout of OpenVLA"
 
 
 def evaluate(

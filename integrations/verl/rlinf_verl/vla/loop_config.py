@@ -2,6 +2,7 @@
 
 import importlib
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any, Literal
 
 from omegaconf import DictConfig
@@ -96,7 +97,7 @@ class EmbodiedConfig:
         try:
             factory: EnvFactory = maker(**self.kwargs)
         except TypeError as error:
-            raise ConfigError(f"{WHERE}.kwargs do not fit {self.factory}: {error}") from error
+            raise ConfigError(f"{WHERE}.kwargs do not fit {self.factory}{signature(maker)}: {error}") from error
         return factory
 
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from rlinf_plugins.cli import build_app
 from rlinf_plugins.core.config import from_mapping
-from rlinf_plugins.core.errors import ConfigError
+from rlinf_plugins.core.errors import ConfigError, MissingAssetError
 from rlinf_plugins.testing.envs import Mishap, ToyFactory
 from rlinf_verl.vla.evaluate import evaluate, load_engine
 from rlinf_verl.vla.evaluate_report import Verdict, by_task, rate_of, table, write_json
@@ -95,6 +95,21 @@ def command(tmp_path, monkeypatch):
     """Function that runs the command line in an empty folder, in this process."""
     monkeypatch.chdir(tmp_path)
     return lambda *arguments: CliRunner().invoke(build_app(), [str(argument) for argument in arguments])
+
+
+def test_a_folder_without_weights_says_where_they_are(monkeypatch, vla_folder, tmp_path):
+    chosen = suite(monkeypatch)
+    step = tmp_path / "global_step_3"
+    (step / "actor" / "huggingface").mkdir(parents=True)
+    with pytest.raises(MissingAssetError, match=r"holds no model.*give a folder in the published layout"):
+        load_engine(tmp_path, chosen)
+    for folder in (step, step / "actor", step / "actor" / "huggingface"):
+        with pytest.raises(MissingAssetError, match=r"save_contents=\[model,optimizer,extra,hf_model\]"):
+            load_engine(folder, chosen)
+    (step / "actor" / "huggingface" / "model.safetensors").symlink_to(vla_folder / "model.safetensors")
+    for folder in (step, step / "actor"):
+        with pytest.raises(MissingAssetError, match=f"of this training checkpoint is {step}/actor/huggingface"):
+            load_engine(folder, chosen)
 
 
 @pytest.mark.slow
