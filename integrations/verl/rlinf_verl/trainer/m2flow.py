@@ -12,6 +12,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from rlinf_plugins.core.errors import ConfigError
 from rlinf_verl import handshake
 from rlinf_verl.config import TRAINER_MODE, m2flow_config
+from rlinf_verl.search.metrics import search_metrics
 from rlinf_verl.trainer.arrivals import Arrivals
 from rlinf_verl.trainer.metrics import reward_info_metrics
 from rlinf_verl.trainer.minibatch import sized_for
@@ -92,6 +93,7 @@ class M2FlowTrainer(StreamedStep, OwnDevices, SharesDevices, EpisodeAdvantages, 
         fields = [getattr(value, "data", value) for value in rows["extra_fields"]]  # veRL wraps them, or not
         infos = [row.get("reward_extra_info", {}) for row in fields]
         metrics.update(reward_info_metrics(batch.keys, batch.tags, infos))
+        metrics.update(search_metrics(batch.tags, fields, self.options.max_failed_fraction))
 
     def fit(self, agent_loop_manager: Any) -> None:
         """Train; see :meth:`verl.trainer.ppo.v1.trainer_base.PPOTrainer.fit`.
