@@ -65,6 +65,27 @@ class SharingConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ProfileConfig:
+    """What a running job adds to a profile; see ``docs/planner.md``.
+
+    Attributes:
+        path: Profile (JSON) that the stages' times are added to; it is made if there is none. None: nothing is kept.
+        warmup: Steps at the start of a job that do not count.
+        granularities: Granularities to take in turn, one a step, so that stages are measured at each; 0 is the whole
+            batch. Empty: the job's own. Used by ``rlinf-plugins profile``.
+    """
+
+    path: str | None = None
+    warmup: int = 2
+    granularities: tuple[int, ...] = ()
+
+    def validate(self, where: str) -> None:
+        """Reject negative numbers."""
+        if self.warmup < 0 or min(self.granularities, default=0) < 0:
+            raise ConfigError(f"{where}: warmup and granularities must not be negative, got {self}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class M2FlowConfig:
     """Options of the trainer mode ``m2flow``.
 
@@ -80,6 +101,7 @@ class M2FlowConfig:
         stall_timeout_s: The job stops when no rollout finishes for this many seconds.
         virtual_devices: Devices made of CPU cores; see :class:`VirtualDevicesConfig`.
         sharing: How stages share the memory of devices; see :class:`SharingConfig`.
+        profile: What the job adds to a profile; see :class:`ProfileConfig`.
         envs: Options of the env-worker pool, read by the embodied agent loop.
         search: Options of the search-tool pool, read by the Search-R1 agent loop.
     """
@@ -91,6 +113,7 @@ class M2FlowConfig:
     stall_timeout_s: float = 3600.0
     virtual_devices: VirtualDevicesConfig = field(default_factory=VirtualDevicesConfig)
     sharing: SharingConfig = field(default_factory=SharingConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
     envs: dict[str, Any] = field(default_factory=dict)
     search: dict[str, Any] = field(default_factory=dict)
 

@@ -18,6 +18,7 @@ from rlinf_verl.config import NODE, TRAINER_MODE, M2FlowConfig, is_requested, m2
 from rlinf_verl.cpu.devices import DEVICES_ENV, VirtualDevices, listen_on_loopback
 from rlinf_verl.model_files import check_model
 from rlinf_verl.modes import check_mode
+from rlinf_verl.profiles import open_profile
 from rlinf_verl.resume_files import check_resume
 from rlinf_verl.trainer.sharing_sizes import check_plan
 from rlinf_verl.versions import check_host
@@ -63,7 +64,10 @@ def run(config: DictConfig) -> None:
             check_plan(config, options, devices.memory_bytes)
     if is_requested(config):
         check_mode(config, options)
+        profile = open_profile(config, options)
         with open_dict(config):
+            if profile is not None:  # the trainer may have another working directory
+                OmegaConf.update(config, f"{NODE}.profile.path", str(profile.path.resolve()))
             agent = config.actor_rollout_ref.rollout.agent
             if agent.get("agent_loop_manager_class") is None:
                 agent.agent_loop_manager_class = DEFAULT_MANAGER

@@ -6,6 +6,7 @@ worthwhile.
 """
 
 import asyncio
+import time
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = defaultdict(int)
+        self._last: dict[str, float] = defaultdict(time.time)
         self._failures: dict[str, list[RolloutFailure]] = defaultdict(list)
         self._changed = asyncio.Condition()
 
@@ -49,7 +51,12 @@ class Arrivals:
         """Announce one more prompt of ``partition_id`` whose terminal status stands in TransferQueue."""
         async with self._changed:
             self._counts[partition_id] += 1
+            self._last[partition_id] = time.time()
             self._changed.notify_all()
+
+    async def last(self, partition_id: str) -> float:
+        """Return when the last prompt of ``partition_id`` was announced, in seconds since the epoch."""
+        return self._last[partition_id]
 
     async def wait_for(self, partition_id: str, count: int) -> int:
         """Return the number of arrivals of ``partition_id`` as soon as it is at least ``count``."""

@@ -6,14 +6,17 @@ from typing import Any
 import ray
 import transfer_queue as tq
 from omegaconf import DictConfig
+from ray._private.state import available_resources_per_node
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from rlinf_plugins.core.errors import ConfigError
 from rlinf_verl import handshake
 from rlinf_verl.config import TRAINER_MODE, m2flow_config
+from rlinf_verl.room import check_resources, free_nodes, job_requests
 from rlinf_verl.search.metrics import search_metrics
 from rlinf_verl.trainer.arrivals import Arrivals
+from rlinf_verl.trainer.measured import MeasuresStages
 from rlinf_verl.trainer.metrics import reward_info_metrics
 from rlinf_verl.trainer.minibatch import sized_for
 from rlinf_verl.trainer.own_devices import OwnDevices
@@ -33,6 +36,11 @@ class M2FlowTrainer(StreamedStep, OwnDevices, SharesDevices, EpisodeAdvantages, 
     polling, that failed rollouts are reported with their cause and capped, and that a dead or stalled rollout ends the
     job with an error that names it.
     """
+
+    def __new__(cls, config: DictConfig) -> "M2FlowTrainer":
+        """Make the trainer that measures where a profile is named."""
+        measures = cls is M2FlowTrainer and m2flow_config(config).profile.path is not None
+        return object.__new__(MeasuredM2FlowTrainer if measures else cls)
 
     def __init__(self, config: DictConfig) -> None:
         handshake.require()
@@ -74,6 +82,8 @@ class M2FlowTrainer(StreamedStep, OwnDevices, SharesDevices, EpisodeAdvantages, 
             role: ray.remote(WORKER_CLASSES[actor_class.__ray_actor_class__])
             for role, actor_class in self.role_worker_mapping.items()
         }
+        pools = job_requests(self.resource_pool_manager.resource_pool_spec, self.config, separate=self.separate)
+        check_resources(pools, free_nodes(ray.nodes(), available_resources_per_node()))
 
     def _balance_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         self._step_rows = len(batch)
@@ -112,3 +122,7 @@ class M2FlowTrainer(StreamedStep, OwnDevices, SharesDevices, EpisodeAdvantages, 
             arrivals = ray.remote(Arrivals).options(num_cpus=0, max_concurrency=64).remote()
             self.replay_buffer.attach(arrivals, agent_loop_manager.attach_arrivals(arrivals))
         super().fit(agent_loop_manager)
+
+
+class MeasuredM2FlowTrainer(MeasuresStages, M2FlowTrainer):
+    """The same, and every stage call is measured for the profile that ``trainer.v1.m2flow.profile.path`` names."""

@@ -23,6 +23,7 @@ class Unshared:
     """Stands for device sharing where each device serves one purpose: there is nothing to bring or to take away."""
 
     saved_together: tuple[str, ...] = ()
+    waited_s = 0.0
 
     def __contains__(self, resident: str) -> bool:
         return True

@@ -99,6 +99,10 @@ class ArrivalReplayBuffer(ReplayBuffer):  # type: ignore[misc]
                 taken[uid][key] = tag
         return taken
 
+    def last_arrival(self, partition_id: str) -> float:
+        """Return when the last prompt of ``partition_id`` was over, in seconds since the epoch."""
+        return float(ray.get(self._arrivals.last.remote(partition_id)))
+
     def begin_taking(self, batch_size: int) -> None:
         """Start a step whose ``batch_size`` prompts :meth:`take_finished` hands over."""
         self._batch_size, self._failures, self._failure_metrics = batch_size, [], {}

@@ -132,6 +132,11 @@ class Sharing:
             for device, nbytes in self._tenants.capacity.items()
         )
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds that stages have waited for devices since :meth:`take_metrics` was last called."""
+        return self._waited
+
     def take_metrics(self) -> dict[str, float]:
         """Return what happened since the last call as metrics, and log each switch."""
         spans: list[Span] = self._recorder.drain()

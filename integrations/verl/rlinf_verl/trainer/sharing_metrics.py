@@ -16,8 +16,9 @@ def switch_metrics(spans: Sequence[Span]) -> dict[str, float]:
     Returns:
         ``sharing/switches``; ``sharing/switch_s``, ``sharing/onload_s`` and ``sharing/offload_s`` in seconds;
         ``sharing/bytes_in`` and ``sharing/bytes_out``; ``sharing/waiters``, the most that waited at a switch;
-        ``sharing/{resident}/onloads`` and ``/offloads`` of those that moved; and why: how often somebody left so that
-        another could come, as ``sharing/{resident}/left_for/{other}``.
+        ``sharing/{resident}/onloads`` and ``/offloads`` of those that moved, their seconds ``/onload_s`` and
+        ``/offload_s``; and why: how often somebody left so that another could come, as
+        ``sharing/{resident}/left_for/{other}``.
     """
     found = _switches(spans)
     moves = {move: [span for span in spans if span.name == move] for move in ("onload", "offload")}
@@ -31,7 +32,9 @@ def switch_metrics(spans: Sequence[Span]) -> dict[str, float]:
     for move, done in moves.items():
         metrics[f"sharing/{move}_s"] = sum(span.seconds for span in done)
         for resident, count in Counter(span.attributes["resident"] for span in done).items():
+            mine = [span.seconds for span in done if span.attributes["resident"] == resident]
             metrics[f"sharing/{resident}/{move}s"] = float(count)
+            metrics[f"sharing/{resident}/{move}_s"] = sum(mine)
     reasons = Counter(
         (gone, span.attributes["resident"]) for span in found for gone in span.attributes.get("evicted", ())
     )

@@ -10,7 +10,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ class StreamedStep:
     def _setup(self) -> None:
         super()._setup()  # type: ignore[misc]
         self.granularity = granularity_of(self.options, self.config)
-        if not self.granularity:
+        if not self.granularity and not any(self.options.profile.granularities):
             return
         reasons = whole_batch_reasons(self.config)
         if reasons:
@@ -51,13 +51,21 @@ class StreamedStep:
         for reason in self.streaming.reasons:
             say(reason)
 
+    def measured(self, stage: str, batch: Any) -> AbstractContextManager[None]:
+        """Enclose a call of a stage; see :class:`rlinf_verl.trainer.measured.MeasuresStages`."""
+        return nullcontext()
+
+    def finishing(self, stage: str) -> AbstractContextManager[None]:
+        """Enclose what a stage does once a step."""
+        return nullcontext()
+
     def _next_train_batch(self, num_prompts: int | None = None) -> Any:
         batch = super()._next_train_batch(num_prompts)  # type: ignore[misc]
         self.submitted = list(batch["uid"])
         return batch
 
     def _step_once(self, metrics: dict, timing_raw: dict, sample_batch_size: int) -> Any:
-        if self.streaming is None:
+        if self.streaming is None or not self.granularity:
             return super()._step_once(metrics, timing_raw, sample_batch_size)  # type: ignore[misc]
         return _Step(self, self.streaming, metrics, timing_raw).run()
 
@@ -201,11 +209,17 @@ class _Step:
 
     def _accumulate(self, number: tuple[int, int], chunk: KVBatchMeta) -> None:
         if self.critic is not None:
-            with marked_timer("update_critic", self.timing, color="pink"), self.trainer.sharing.use("critic"):
+            with self._updating("critic", chunk):
                 self.critic.add(number[1], _copy(chunk))
         if self.actor is not None:
-            with marked_timer("update_actor", self.timing, color="red"), self.trainer.sharing.use("actor"):
+            with self._updating("actor", chunk):
                 self.actor.add(number[0], _copy(chunk))
+
+    @contextmanager
+    def _updating(self, part: str, chunk: KVBatchMeta) -> Iterator[None]:
+        timed = marked_timer(f"update_{part}", self.timing)
+        with timed, self.trainer.measured(part, chunk), self.trainer.sharing.use(part):
+            yield
 
     def _finish(self) -> KVBatchMeta:
         """Everything is there: what waited for it, and the optimizer steps."""
@@ -247,7 +261,7 @@ class _Step:
         if self.critic is None:
             self.trainer._update_critic(batch, self.metrics)
             return
-        with self.trainer.sharing.use("critic"):
+        with self.trainer.finishing("critic"), self.trainer.sharing.use("critic"):
             steps = self.critic.finish(self.config.critic.ppo_mini_batch_size * self.rollouts)
         self.metrics.update(_reduced(steps, "critic/"))
 
@@ -257,7 +271,7 @@ class _Step:
             return
         with self.trainer._mini_batches():
             rows = self.config.actor_rollout_ref.actor.ppo_mini_batch_size * self.rollouts
-        with self.trainer.sharing.use("actor"):
+        with self.trainer.finishing("actor"), self.trainer.sharing.use("actor"):
             self.metrics["m2flow/streamed_share"] = self.actor.streamed_rows / len(batch)
             steps = self.actor.finish(rows)
         self.metrics.update(_reduced(steps, "actor/"))

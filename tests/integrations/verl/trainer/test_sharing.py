@@ -95,7 +95,11 @@ def test_in_tight_memory_they_take_turns_and_each_turn_is_reported(rig):
     assert first["sharing/actor/offloads"] == 1
     found = tight.step()
     # The reference's room fits beside the actor; the replicas need it all, and the actor's and the reference's leave.
-    assert {key: value for key, value in found.items() if "/rollout/" in key or "/actor/" in key} == {
+    moves = {key: value for key, value in found.items() if "/rollout/" in key or "/actor/" in key}
+    assert all(
+        moves.pop(f"sharing/{who}/{move}_s") > 0 for who in ("rollout", "actor") for move in ("onload", "offload")
+    )
+    assert moves == {
         "sharing/rollout/offloads": 1,
         "sharing/rollout/onloads": 1,
         "sharing/actor/onloads": 1,
@@ -242,6 +246,9 @@ def test_spans_become_numbers_and_lines():
         "sharing/actor/onloads": 1,
         "sharing/actor/offloads": 1,
         "sharing/rollout/offloads": 1,
+        "sharing/actor/onload_s": 2,
+        "sharing/actor/offload_s": 1,
+        "sharing/rollout/offload_s": 1,
         "sharing/rollout/left_for/actor": 1,
     }
     first, second = switch_lines(spans)
