@@ -39,6 +39,18 @@ WRAPPED = ("Block", "LlamaDecoderLayer", "FusedProjector", "ProprioProjector", "
 and the output layer."""
 
 
+def keep_unread_blocks_whole(policy: OpenVLAForActionPrediction) -> None:
+    """Give the last block of each vision tower a class of its own, so that it is not among :data:`WRAPPED`.
+
+    It is in the checkpoint but in no forward pass. Where weights compute in bfloat16, FSDP2 accumulates the gradients
+    of every unit, and fails on one that was never gathered; inside the root's unit it is.
+    """
+    backbone: Any = policy.vision_backbone
+    for tower in (backbone.featurizer, backbone.fused_featurizer):
+        block = tower.blocks[-1]
+        block.__class__ = type("UnreadBlock", (type(block),), {})
+
+
 def wrapped_classes(policy: torch.nn.Module) -> list[str]:
     """Return those of :data:`WRAPPED` that the policy has."""
     present = {type(module).__name__ for module in policy.modules()}
@@ -83,6 +95,7 @@ class OpenVLAEngine(FSDPEngine):  # type: ignore[misc]
         dtype = PrecisionType.to_dtype(self.engine_config.model_dtype or default)
         policy = load_policy(self.model_config.local_path, dtype=dtype)
         policy.set_gradient_checkpointing(self.model_config.enable_gradient_checkpointing)
+        keep_unread_blocks_whole(policy)
         policy._no_split_modules = wrapped_classes(policy)
         return policy
 

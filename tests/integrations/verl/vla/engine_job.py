@@ -1,7 +1,8 @@
 """One rank of an engine test: infers, trains one mini-batch, saves, loads, and writes what it saw.
 
 Run as ``python engine_job.py CHECKPOINT OUT [OPTIONS]`` under torch's rank variables; rank 0 writes ``OUT/result.pt``.
-``OPTIONS`` is JSON: ``model`` settings, ``override`` of its configuration, ``clip`` (low, high), ``dropped`` rows.
+``OPTIONS`` is JSON: ``model`` settings, ``override`` of its configuration, ``precision``, ``clip`` (low, high),
+``dropped`` rows.
 """
 
 import json
@@ -79,7 +80,7 @@ def tensordict(fields, **settings):
     return data
 
 
-def engine_for(folder: str, override, **model):
+def engine_for(folder: str, override, precision="fp32", **model):
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine import EngineRegistry
@@ -96,7 +97,7 @@ def engine_for(folder: str, override, **model):
         strategy="fsdp2",
         use_torch_compile=False,
         model_dtype="fp32",
-        mixed_precision={"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
+        mixed_precision={"param_dtype": precision, "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
         use_dynamic_bsz=False,
         micro_batch_size_per_gpu=MICRO,
         infer_micro_batch_size_per_gpu=MICRO,
@@ -126,7 +127,9 @@ def main(folder: str, out: Path, options: dict) -> None:
     from verl.workers.utils.padding import response_from_nested
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    engine = engine_for(folder, options.get("override", {}), **options.get("model", {}))
+    engine = engine_for(
+        folder, options.get("override", {}), options.get("precision", "fp32"), **options.get("model", {})
+    )
     mine = rows(engine.policy.spec, dropped=options.get("dropped", ()))[
         rank * ROWS // world : (rank + 1) * ROWS // world
     ]

@@ -22,13 +22,17 @@ SPECS = {
     "openvla-oft": ActionSpec(decoding="parallel", chunk=4, dim=3, proprio_dim=3, value_head="action"),
     "grpo": ActionSpec(decoding="parallel", chunk=4, dim=3),
     "lora": ActionSpec(decoding="parallel", chunk=4, dim=3, value_head="chunk"),
+    "bf16": ActionSpec(dim=4, value_head="chunk"),
 }
 OPTIONS = {
     "openvla": {"override": {"log_prob_level": "action"}},  # RLinf's PPO
     "openvla-oft": {},
     "grpo": {"clip": [0.2, 0.28], "dropped": [2, 5]},  # clip-higher, two rows left out by the group filter
-    "lora": {"model": {"lora_rank": 4, "lora_alpha": 4}},
+    "lora": {"model": {"lora_rank": 4, "lora_alpha": 4}, "precision": "bf16"},  # as RLinf trains them
+    "bf16": {"precision": "bf16", "override": {"log_prob_level": "action"}},
 }
+BF16_BAND = 0.05
+"""Largest distance of log-probabilities computed in bfloat16; the random policy's are near ln(256)."""
 WHOLE = ["openvla", "openvla-oft", "grpo"]
 """Variants that train all weights."""
 
@@ -147,6 +151,21 @@ def test_a_training_step_is_that_of_a_plain_loop(run_ranks, job, variant):
         lr = job.VALUE["value_lr"] if name.startswith("value_head.") else job.LR
         assert torch.allclose(seen["before"][name] - seen["after"][name], lr * gradient, atol=1e-5), name
     assert ("value/loss" in seen["metrics"]) == (policy.value_head is not None)
+
+
+@pytest.mark.slow
+def test_bfloat16_computes_in_its_band_and_keeps_float32_weights(run_ranks, job):
+    folder, seen, _ = run_ranks("bf16", 1)
+    policy = load_policy(folder)
+    log_probs, entropy, loss, norm = reference(policy, job, OPTIONS["bf16"])
+    distance = (seen["log_probs"] - log_probs).abs().max()
+    assert 1e-5 < distance < BF16_BAND
+    assert torch.allclose(seen["entropy"], entropy, atol=BF16_BAND)
+    assert seen["loss"] == pytest.approx(loss, rel=0.02)
+    assert seen["grad_norm"] == pytest.approx(norm, rel=0.05)
+    assert all(value.dtype == torch.float32 for value in seen["after"].values())
+    head = [name for name in seen["after"] if name.startswith("value_head.")]
+    assert all(not torch.equal(seen["before"][name], seen["after"][name]) for name in head)
 
 
 @pytest.mark.slow
