@@ -34,9 +34,10 @@ class ReachFactory:
 class ReachEnv:
     """A point on a plane; trial ``t`` starts on the unit circle at ``2 pi t / 5``.
 
-    An action ``[dx, dy]`` in [-1, 1] moves it by half of that. Within 0.35 of the origin the episode ends with reward
-    1; after ``steps`` steps it is cut off with 0. Observation: ``states`` float32 ``[2]``, and an image that is always
-    the same, for policies that want one.
+    An action ``[dx, dy]`` in [-1, 1] moves it by half of that. The reward is the distance a step has closed; within
+    0.35 of the origin the episode ends and what is left counts as closed, so that an episode earns 1 by arriving and
+    at most 0.65 otherwise. After ``steps`` steps it is cut off. Observation: ``states`` float32 ``[2]``, and an image
+    that is always the same, for policies that want one.
 
     Args:
         options: Size of the task.
@@ -52,7 +53,8 @@ class ReachEnv:
                 "states": Field(shape=(2,), dtype="float32"),
                 "main_images": Field(shape=(8, 8, 3), dtype="uint8"),
             },
-            tasks=("walk to the middle",),
+            metrics=("success",),
+            tasks=("move to the middle",),
             trials=_STARTS,
             max_episode_steps=options.steps,
         )
@@ -68,11 +70,13 @@ class ReachEnv:
 
     def step(self, action: np.ndarray) -> Outcome:
         """Move."""
+        before = np.hypot(*self._at)
         self._at = np.clip(self._at + _STRIDE * np.asarray(action, dtype=np.float64), -1.5, 1.5)
         self._taken += 1
-        success = bool(np.hypot(*self._at) <= _TOLERANCE)
+        left = np.hypot(*self._at)
+        success = bool(left <= _TOLERANCE)
         return Outcome(
-            reward=float(success),
+            reward=float(before if success else before - left),
             terminated=success,
             truncated=not success and self._taken >= self._options.steps,
             metrics={"success": success},

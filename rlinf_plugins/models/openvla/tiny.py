@@ -183,9 +183,9 @@ def _set_layer_scale(policy: nn.Module, value: float) -> None:
 
 
 def _set_gain(policy: nn.Module, gain: float) -> None:
-    """Scale every linear layer but the output layer, whose small logits make the first policy try everything."""
+    """Scale linear layers, but for output layer and value head: small logits try everything, values start near 0."""
     for name, module in policy.named_modules():
-        if isinstance(module, nn.Linear) and not name.endswith("lm_head"):
+        if isinstance(module, nn.Linear) and not name.endswith("lm_head") and "value_head" not in name:
             nn.init.normal_(module.weight, std=gain / module.in_features**0.5)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
