@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlinf_plugins.core.spans import Span, SpanRecorder
 from rlinf_plugins.scheduler.lock.blocking import BlockingSwitcher
@@ -18,7 +18,7 @@ from rlinf_plugins.scheduler.lock.resident import Resident
 from rlinf_plugins.scheduler.lock.swaps import SwitcherLock
 from rlinf_plugins.scheduler.lock.switcher import Switcher
 from rlinf_verl.trainer.all_replicas import AllReplicas
-from rlinf_verl.trainer.residents import WorkingRoom
+from rlinf_verl.trainer.residents import WorkingRoom, servable
 from rlinf_verl.trainer.sharing_metrics import switch_lines, switch_metrics
 
 logger = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ class Tenants:
         engines: The engines by name: ``"actor"``, and ``"ref"`` and ``"critic"`` where they exist.
         rollout_leaves: Replicas cannot be told to stay beside a stage, so they leave after every generation.
         rollout_fixed: Replicas never give their memory back (``free_cache_engine=False``).
+        replicas: Devices of each rollout replica, by name.
     """
 
     capacity: Mapping[str, int]
@@ -44,6 +45,7 @@ class Tenants:
     engines: Mapping[str, Resident]
     rollout_leaves: bool = False
     rollout_fixed: bool = False
+    replicas: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
 class Sharing:
@@ -146,13 +148,30 @@ class Sharing:
         return {**switch_metrics(spans), "sharing/waited_s": waited}
 
     def describe(self) -> str:
-        """Say who takes how much of which device."""
+        """Say who takes how much of which device, and what the devices of one replica alone could serve."""
         everyone: dict[str, Resident] = {ROLLOUT: self._tenants.rollout, **self._tenants.engines}
-        return "; ".join(
-            f"{device} has {nbytes} bytes, "
-            + ", ".join(f"{name} {who.footprint[device]}" for name, who in everyone.items() if device in who.footprint)
-            for device, nbytes in self._tenants.capacity.items()
+        return (
+            "; ".join(
+                f"{device} has {nbytes} bytes, "
+                + ", ".join(
+                    f"{name} {who.footprint[device]}" for name, who in everyone.items() if device in who.footprint
+                )
+                for device, nbytes in self._tenants.capacity.items()
+            )
+            + self._served_by_one_replica()
         )
+
+    def _served_by_one_replica(self) -> str:
+        """A replica that has finished could hand its devices on, if the process group of some stage lies on them."""
+        devices = frozenset(self._tenants.capacity)
+        groups = {name: tuple(engine.footprint) for name, engine in self._tenants.engines.items()}
+        parts = {name: on for name, on in self._tenants.replicas.items() if on < devices}
+        found = {name: servable(on, groups) for name, on in parts.items()}
+        if not parts:
+            return ""
+        if not any(found.values()):
+            return "; no stage's process group lies on the devices of one replica, so all replicas leave together"
+        return "".join(f"; the devices of {name} hold all of {', '.join(able)}" for name, able in found.items() if able)
 
     @property
     def saved_together(self) -> tuple[str, ...]:

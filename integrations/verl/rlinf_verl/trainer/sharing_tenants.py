@@ -43,7 +43,20 @@ def tenants_of(trainer: Any, options: M2FlowConfig) -> Tenants:
         # Others than ours are not known to take weights while they are awake.
         rollout_leaves=not (known and all(isinstance(replica, InProcessReplica) for replica in replicas)),
         rollout_fixed=not trainer.config.actor_rollout_ref.rollout.free_cache_engine,
+        replicas=_devices_of(replicas, trainer.actor_rollout_wg.workers, facts["actor"]),
     )
+
+
+def _devices_of(
+    replicas: Sequence[Any], workers: Sequence[Any], ranks: Sequence[RankFacts]
+) -> dict[str, frozenset[str]]:
+    """Devices of the replicas that share the actor's workers, by name."""
+    devices = {worker._actor_id: rank.device for worker, rank in zip(workers, ranks, strict=True)}
+    return {
+        f"replica {replica.replica_rank}": frozenset(devices[worker._actor_id] for worker in replica.workers)
+        for replica in replicas
+        if all(worker._actor_id in devices for worker in replica.workers)
+    }
 
 
 def _rollout(trainer: Any, options: M2FlowConfig, ranks: Sequence[RankFacts]) -> AllReplicas:

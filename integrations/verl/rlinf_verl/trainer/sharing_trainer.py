@@ -29,6 +29,7 @@ class SharesDevices:
         """Take charge of the devices and wake the replicas with the actor's weights."""
         tenants = tenants_of(self, self.options)
         self.sharing = Sharing(tenants, ray_lock(tenants.capacity))
+        print(f"[rlinf-plugins] device sharing: {self.sharing.describe()}", flush=True)
         self._generation = ExitStack()
         self.sharing.sync_weights()
         self.sharing.take_metrics()  # the first arrival belongs to no step

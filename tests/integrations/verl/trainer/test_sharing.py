@@ -151,6 +151,35 @@ def test_what_can_never_fit_is_refused_with_the_numbers(rig):
         rig(55)
 
 
+@pytest.mark.parametrize(
+    ("replicas", "said"),
+    [
+        ({"replica 0": {"a", "b"}}, ""),
+        (
+            {"replica 0": {"a"}, "replica 1": {"b"}},
+            "; no stage's process group lies on the devices of one replica, so all replicas leave together",
+        ),
+        ({"replica 0": {"a"}, "replica 1": {"b", "c"}}, "; the devices of replica 1 hold all of ref"),
+    ],
+)
+def test_what_one_replicas_devices_could_serve_is_said(replicas, said):
+    names = sorted(set().union(*replicas.values()))
+    devices, fence = VirtualDevices(dict.fromkeys(names, 100)), MemoryFence()
+    where = {"rollout": names, "actor": names, "ref": names[1:] if len(names) == 3 else names}
+    made = {name: VirtualResident(name, dict.fromkeys(on, 10), devices, fence) for name, on in where.items()}
+    tenants = Tenants(
+        capacity=devices.capacity,
+        rollout=made.pop("rollout"),
+        engines=made,
+        replicas={name: frozenset(on) for name, on in replicas.items()},
+    )
+    sharing = Sharing(tenants, LocalLock(devices.capacity))
+    found = sharing.describe()
+    sharing.close()
+    assert found.startswith("a has 100 bytes, rollout 10, actor 10")
+    assert found.endswith(f" has 100 bytes, rollout 10, actor 10, ref 10{said}")
+
+
 def test_a_stage_may_work_beside_the_generation_where_both_fit(rig):
     ample = rig(120)
     assert ample.sharing.fit_together("rollout", "actor")
