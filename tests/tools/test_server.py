@@ -16,7 +16,7 @@ from rlinf_plugins.core.errors import ConfigError
 from rlinf_plugins.core.options import parse_options
 from rlinf_plugins.testing.retrievers import write_corpus
 from rlinf_plugins.tools.http import HttpConfig, HttpSearchTool
-from rlinf_plugins.tools.index import IndexConfig, open_index
+from rlinf_plugins.tools.index import IndexConfig, build_index, open_index
 from rlinf_plugins.tools.pool import ToolPool
 from rlinf_plugins.tools.results import Passage, Query
 from rlinf_plugins.tools.server import SearchServer, ServerConfig
@@ -139,6 +139,16 @@ async def test_a_changed_corpus_is_served_after_a_reload(served):
         assert refused.status_code in (400, 409)
         assert says in refused.json()["detail"]
     assert (await client.get("/health")).json()["version"] == after
+
+
+async def test_a_version_can_be_named(served):
+    client, path = served
+    first = (await client.get("/health")).json()["version"]
+    other = build_index(IndexConfig(corpus=str(path), options={"k1": 1.5})).version
+    assert other != first
+    for version in (other, first):
+        assert (await client.post("/reload", json={"version": version})).json() == {"version": version}
+        assert (await client.get("/health")).json()["version"] == version
 
 
 async def test_requests_under_way_finish_on_the_old_index():
