@@ -9,6 +9,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 
 from rlinf_verl import handshake
 from rlinf_verl.trainer.arrivals import RolloutFailure
+from rlinf_verl.trainer.finished import FinishedStore, folder_of
 
 # AgentLoopWorkerTQ is wrapped as a Ray actor class; the plain class behind it is what can be subclassed.
 _PlainAgentLoopWorker: type = AgentLoopWorkerTQ.__ray_actor_class__
@@ -22,6 +23,7 @@ class ArrivalAgentLoopWorker(_PlainAgentLoopWorker):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self._arrivals: Any = None
         self._broken: asyncio.Future[None] | None = None
+        self._finished = FinishedStore(folder_of(self.config))
 
     async def set_arrivals(self, arrivals: Any) -> None:
         """Receive the handle of the Arrivals actor."""
@@ -45,12 +47,20 @@ class ArrivalAgentLoopWorker(_PlainAgentLoopWorker):  # type: ignore[misc]
 
     async def _run_agent_loop(self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any) -> Any:
         try:
+            if not trajectory["validate"] and (outputs := self._finished.load(kwargs)) is not None:
+                del kwargs["agent_name"], kwargs["trace"]
+                return await super()._agent_loop_postprocess(outputs, trajectory["validate"], **kwargs)
             return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)
         except Exception as error:
             if self._arrivals is not None:
                 partition_id = "val" if trajectory["validate"] else "train"
                 await self._arrivals.report.remote(partition_id, [_describe(error, **kwargs)])
             raise
+
+    async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
+        await super()._agent_loop_postprocess(output, validate, **kwargs)
+        if not validate:
+            self._finished.save(kwargs, output)
 
 
 def _describe(error: Exception, *, uid: str, session_id: int, **_: Any) -> RolloutFailure:

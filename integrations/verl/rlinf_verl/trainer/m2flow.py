@@ -16,6 +16,7 @@ from rlinf_verl.config import TRAINER_MODE, m2flow_config
 from rlinf_verl.room import check_resources, free_nodes, job_requests
 from rlinf_verl.search.metrics import search_metrics
 from rlinf_verl.trainer.arrivals import Arrivals
+from rlinf_verl.trainer.finished import KeepsFinished
 from rlinf_verl.trainer.measured import MeasuresStages
 from rlinf_verl.trainer.metrics import reward_info_metrics
 from rlinf_verl.trainer.minibatch import sized_for
@@ -28,7 +29,9 @@ from rlinf_verl.vla.loss_advantage import EpisodeAdvantages
 
 
 @register_trainer(TRAINER_MODE)
-class M2FlowTrainer(StreamedStep, OwnDevices, SharesDevices, EpisodeAdvantages, PPOTrainerSync):  # type: ignore[misc]
+class M2FlowTrainer(  # type: ignore[misc]
+    KeepsFinished, StreamedStep, OwnDevices, SharesDevices, EpisodeAdvantages, PPOTrainerSync
+):
     """veRL's ``sync`` step under a schedule: stages take turns on one set of devices, or overlap on devices apart.
 
     Whatever the mode, the trainer's bases decide when a stage runs and on what part of the batch; what it computes is

@@ -23,6 +23,7 @@ from verl.utils.py_functional import append_to_dict, rename_dict
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
 from rlinf_verl.config import M2FlowConfig
+from rlinf_verl.say import say
 from rlinf_verl.trainer.barriers import Streaming, streaming_of, whole_batch_reasons
 from rlinf_verl.trainer.updates import StreamedUpdate
 
@@ -75,11 +76,6 @@ def granularity_of(options: M2FlowConfig, config: Any) -> int:
     if options.granularity or options.mode == "temporal":
         return options.granularity
     return max(1, int(config.actor_rollout_ref.actor.ppo_mini_batch_size) // 8)
-
-
-def say(text: str) -> None:
-    """Print a line of the plugin's own, as users look for decisions in the job's output."""
-    print(f"[rlinf-plugins] {text}", flush=True)
 
 
 class _Step:
