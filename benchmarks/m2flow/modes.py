@@ -1,6 +1,6 @@
 """Seconds per training step of every mode on two virtual devices of one core each, in turn on one machine.
 
-Run: ``$(make -s python) benchmarks/m2flow/modes.py [--rounds 1] [--steps 8] [--modes sync spatial ...]``.
+Run: ``$(make -s python) benchmarks/m2flow/modes.py [--workload search] [--rounds 1] [--modes sync spatial ...]``.
 
 Each job prints the median seconds of its steps and the stages', and how busy the cores were. Goals: the best of our
 modes at least 1.5 times as fast as ``sync``, and at least 85 % of the ideal.
@@ -37,6 +37,7 @@ MODES = {
     "sync": ["trainer.v1.trainer_mode=sync", *_polling("FastPoll")],
     "temporal": ["trainer.v1.trainer_mode=m2flow"],
     "spatial": ["trainer.v1.trainer_mode=m2flow", "trainer.v1.m2flow.mode=spatial", *APART],
+    "hybrid": ["trainer.v1.trainer_mode=m2flow", "trainer.v1.m2flow.mode=hybrid", *APART],
     "colocate_async": [
         "trainer.v1.trainer_mode=colocate_async",
         "trainer.v1.colocate_async.num_warmup_batches=0",
@@ -61,15 +62,23 @@ def busy_seconds() -> float:
     return times.user + times.nice + times.system
 
 
-def run(mode: str, folder: Path, steps: int, extra: list[str]) -> list[dict[str, float]]:
+def run(mode: str, loop: str, folder: Path, steps: int, extra: list[str]) -> list[dict[str, float]]:
     """Return stages' seconds and the cores' busy seconds of each counted step of one job."""
-    overrides = [*workload.WORKLOAD, *MODES[mode], "trainer.logger=[file]", f"trainer.total_training_steps={steps}"]
+    agent = f"actor_rollout_ref.rollout.agent.default_agent_loop={loop}"
+    overrides = [
+        *workload.WORKLOAD,
+        agent,
+        *MODES[mode],
+        "trainer.logger=[file]",
+        f"trainer.total_training_steps={steps}",
+    ]
     job = TrainingJob([*overrides, *extra], folder=folder, log=folder / f"{mode}.log", metrics=folder / "m.jsonl")
     measured, before = [], 0.0
     with job:
         for step in job.steps():
             found = {stage: step[f"timing_s/{stage}"] for stage in STAGES}
             found |= {"rollout": step.get("m2flow/rollout_s", found["gen"])}
+            found |= {"reclaim": step.get("timing_s/reclaim", 0.0)}
             now = busy_seconds()
             found["busy"], before = now - before, now
             found["tokens"] = step["response_length/mean"]
@@ -81,6 +90,7 @@ def run(mode: str, folder: Path, steps: int, extra: list[str]) -> list[dict[str,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workload", choices=("long_tail", "search"), default="long_tail")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--modes", nargs="+", default=list(MODES))
@@ -94,7 +104,7 @@ def main() -> None:
         workload.make(folder)
         for turn in range(arguments.rounds):
             for mode in arguments.modes if turn % 2 == 0 else arguments.modes[::-1]:
-                steps = run(mode, folder, arguments.steps, arguments.extra)
+                steps = run(mode, arguments.workload, folder, arguments.steps, arguments.extra)
                 measured[mode] += steps
                 median = {key: statistics.median(step[key] for step in steps) for key in steps[0]}
                 print(f"{turn} {mode:14s} " + "  ".join(f"{k} {v:.3f}" for k, v in median.items()), flush=True)

@@ -35,8 +35,7 @@ def largest_relative_difference(left: dict, right: dict) -> float:
     return max(((left[k] - right[k]).norm() / right[k].norm().clamp_min(1e-12)).item() for k in left)
 
 
-SPATIAL = (
-    "trainer.v1.m2flow.mode=spatial",
+APART = (
     "trainer.v1.m2flow.granularity=3",
     "trainer.v1.m2flow.virtual_devices.count=2",
     "trainer.n_gpus_per_node=1",
@@ -44,7 +43,12 @@ SPATIAL = (
     "actor_rollout_ref.rollout.n_gpus_per_node=1",
 )
 
-REFERENCE = ("actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.kl_loss_coef=0.1")
+REFERENCE = (
+    "actor_rollout_ref.actor.use_kl_loss=true",
+    "actor_rollout_ref.actor.kl_loss_coef=0.1",
+    # With Adam's usual 1e-8 a gradient of rounding errors alone moves a parameter by the whole learning rate.
+    "++actor_rollout_ref.actor.optim.override_optimizer_config.eps=1e-6",
+)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +59,7 @@ def parity(tiny_text, run_verl):
         for name, mode in {
             "sync": ("trainer.v1.trainer_mode=sync",),
             "m2flow": (M2FLOW,),
-            "spatial": (M2FLOW, *SPATIAL),
+            "spatial": (M2FLOW, "trainer.v1.m2flow.mode=spatial", *APART),
         }.items()
     }
     for job in jobs.values():
@@ -83,10 +87,11 @@ def test_m2flow_reports_the_numbers_sync_reports(parity, mode, name):
     assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-7)
 
 
-def test_the_spatial_job_says_what_it_does_and_streams(parity):
+@pytest.mark.parametrize("mode", ["spatial"])
+def test_a_job_on_devices_apart_says_what_it_does_and_streams(parity, mode):
     _, jobs = parity
-    assert "mode=spatial: training takes 3 prompts at a time" in jobs["spatial"].output
-    assert [step["m2flow/streamed_share"] for step in jobs["spatial"].metrics] == [1.0, 1.0]
+    assert f"mode={mode}: training takes 3 prompts at a time" in jobs[mode].output
+    assert [step["m2flow/streamed_share"] for step in jobs[mode].metrics] == [1.0, 1.0]
 
 
 def test_a_resumed_job_takes_the_same_next_step(parity, run_verl):
