@@ -1,12 +1,13 @@
 """The Ray actor that hosts a share of a distributed pool's environments."""
 
+from collections import deque
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from rlinf_plugins.core.errors import RlinfError
+from rlinf_plugins.core.errors import PoolUsageError, RlinfError
 from rlinf_plugins.envs.config import PoolConfig
 from rlinf_plugins.envs.failures import Failure
 from rlinf_plugins.envs.pool import EnvPool
@@ -30,7 +31,7 @@ class Reply:
 
 
 class EnvActor:
-    """Hosts environments; slots are counted from 0 in each actor.
+    """Hosts environments; slots are counted from 0 in each actor, episodes as the driver counts them.
 
     Args:
         factories: One per environment.
@@ -39,14 +40,19 @@ class EnvActor:
 
     def __init__(self, factories: Sequence[EnvFactory], config: PoolConfig) -> None:
         self._pool = EnvPool(factories, config=config)
+        self._numbers: list[deque[int]] = [deque() for _ in factories]  # of the episodes of a slot, oldest first
 
     async def spec(self) -> EnvSpec:
         """Return what the environments take and give; answers once they are up."""
         return self._pool.spec
 
-    async def reset(self, slot: int, initial: InitialState) -> Reply:
-        """Start an episode."""
-        return await self._one(self._pool.async_reset(slot, initial))
+    async def reset(self, slot: int, initial: InitialState, number: int) -> Reply:
+        """Start the driver's episode ``number``."""
+        self._numbers[slot].append(number)
+        reply = await self._one(self._pool.async_reset(slot, initial))
+        if isinstance(reply.answers[0], PoolUsageError):
+            self._numbers[slot].remove(number)  # it never began
+        return reply
 
     async def step(self, slot: int, actions: Any) -> Reply:
         """Execute a chunk: ``[steps, action_dim]``."""
@@ -56,9 +62,11 @@ class EnvActor:
         """Return snapshots."""
         return self._pool.save(slots)
 
-    async def load(self, snapshots: dict[int, bytes]) -> Reply:
-        """Continue from snapshots."""
-        return self._many(self._pool.load(snapshots))
+    async def load(self, snapshots: dict[int, bytes], numbers: dict[int, int]) -> Reply:
+        """Continue from snapshots, as the driver's episodes ``numbers``."""
+        for slot, number in numbers.items():
+            self._numbers[slot].append(number)
+        return await self._many(self._pool.load(snapshots))
 
     async def offload(self) -> int:
         """End the processes; return the bytes kept of their episodes."""
@@ -66,11 +74,11 @@ class EnvActor:
 
     async def onload(self) -> Reply:
         """Bring the processes and their episodes back."""
-        return self._many(self._pool.onload())
+        return await self._many(self._pool.onload())
 
     async def records(self) -> list[EpisodeRecord]:
         """Return the episodes that ended since they were last asked for."""
-        return self._pool.drain_records()
+        return [replace(one, number=self._numbers[one.slot].popleft()) for one in self._pool.drain_records()]
 
     async def stats(self) -> dict[str, int]:
         """Return the pool's counters."""
@@ -79,18 +87,18 @@ class EnvActor:
     async def close(self) -> list[EpisodeRecord]:
         """End the processes; return the last records."""
         self._pool.close()
-        return self._pool.drain_records()
+        return await self.records()
 
     async def _one(self, call: Awaitable[StepResult]) -> Reply:
         try:
             answer: Answer = await call
         except RlinfError as error:  # as a value, so that the records come with it
             answer = error
-        return Reply(answers=[answer], records=self._pool.drain_records())
+        return Reply(answers=[answer], records=await self.records())
 
-    def _many(self, batch: Batch | None) -> Reply:
+    async def _many(self, batch: Batch | None) -> Reply:
         rows = range(len(batch.slots)) if batch is not None else ()
-        return Reply(answers=[row_of(batch, row) for row in rows if batch], records=self._pool.drain_records())
+        return Reply(answers=[row_of(batch, row) for row in rows if batch], records=await self.records())
 
 
 def failed_result(spec: EnvSpec, last: StepResult | None, slot: int, steps: int, failure: Failure) -> StepResult:

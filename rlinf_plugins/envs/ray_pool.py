@@ -1,12 +1,14 @@
 """The env-worker pool over a Ray cluster: the same calls as :class:`rlinf_plugins.envs.EnvPool`, actors behind them."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 
-from rlinf_plugins.core.errors import PoolUsageError, RlinfError
+from rlinf_plugins.core.clock import monotonic
+from rlinf_plugins.core.config import validate
+from rlinf_plugins.core.errors import PoolUsageError, RlinfError, SnapshotError
 from rlinf_plugins.core.extras import require
 from rlinf_plugins.envs.actions import ActionCheck
 from rlinf_plugins.envs.auto_reset import NextInitial, auto_reset
@@ -15,7 +17,7 @@ from rlinf_plugins.envs.desk import check_initial, choose_slots
 from rlinf_plugins.envs.pool import as_factories
 from rlinf_plugins.envs.protocol import EnvFactory, EnvSpec, InitialState
 from rlinf_plugins.envs.ray_actor import Reply, failed_result
-from rlinf_plugins.envs.ray_hosts import Hosts
+from rlinf_plugins.envs.ray_hosts import Flight, Hosts
 from rlinf_plugins.envs.ray_placement import Placement
 from rlinf_plugins.envs.results import Batch, EpisodeRecord, StepResult, stack
 from rlinf_plugins.envs.snapshots import open_snapshot
@@ -24,8 +26,9 @@ from rlinf_plugins.envs.snapshots import open_snapshot
 class RayEnvPool:
     """Environments in supervised processes on the nodes of a Ray cluster; Ray must be initialised.
 
-    A slot stays with its actor for the life of the pool. An actor that dies is started again by Ray; the episodes it
-    ran have failed, each with a record, and its slots go on with their next reset. Observations come through Ray's
+    A slot stays with its actor for the life of the pool. An actor that dies, or does not answer a minute after its
+    workers' deadline, is started again by Ray; the episodes it ran have failed, each with a record, and its slots go on
+    with their next reset. Observations come through Ray's
     object store.
 
     Args:
@@ -39,7 +42,7 @@ class RayEnvPool:
         spec: What the environments take and give.
 
     Raises:
-        ConfigError: More actors than environments.
+        ConfigError: More actors than environments, or an option has an impossible value.
         EnvStartError: An environment cannot be made, or the cluster has not the resources.
     """
 
@@ -53,12 +56,14 @@ class RayEnvPool:
     ) -> None:
         self._ray = require("ray", "ray")
         self._factories = as_factories(factory, num_envs)
-        self._config = config or PoolConfig()
-        self._hosts = Hosts(self._factories, self._config, placement or Placement())
+        config = config or PoolConfig()
+        validate(config, "config")
+        self._hosts = Hosts(self._factories, config, placement or Placement())
+        self._deadlines, self._everyone = config.deadlines, dict.fromkeys(range(len(self._hosts.actors)), ())
         self.spec: EnvSpec = self._hosts.spec
-        self._check = ActionCheck(self.spec, self._config.max_chunk, self._config.out_of_range == "clip")
+        self._check = ActionCheck(self.spec, config.max_chunk, config.out_of_range == "clip")
         self._next_initial = next_initial
-        self._inflight: dict[int, tuple[int, Any]] = {}  # by slot: steps, reply
+        self._inflight: dict[int, Flight] = {}
         self._last: dict[int, StepResult] = {}
         self._parked = self._closed = False
 
@@ -75,18 +80,13 @@ class RayEnvPool:
 
     def reset(self, initial: Sequence[InitialState], slots: Sequence[int] | None = None) -> Batch:
         """Start an episode in each of ``slots``. As :meth:`rlinf_plugins.envs.EnvPool.reset`."""
-        chosen = self._choose(slots)
-        if len(initial) != len(chosen):
-            raise PoolUsageError(f"{len(chosen)} slots need as many initial states, got {len(initial)}")
-        for start in initial:
-            check_initial(self.spec, start)
-        return self._collect([(slot, 0, self._reset(slot, at)) for slot, at in zip(chosen, initial, strict=True)])
+        return stack(self._collect(self._begin(initial, self._choose(slots))))
 
     def step_chunk(self, actions: object, slots: Sequence[int] | None = None) -> Batch:
         """Execute a chunk in each of ``slots``. As :meth:`rlinf_plugins.envs.EnvPool.step_chunk`."""
         chosen = self._choose(slots)
         chunk = self._shape(actions, chosen)
-        batch = self._collect([(s, len(steps), self._step(s, steps)) for s, steps in zip(chosen, chunk, strict=True)])
+        batch = stack(self._collect([self._hosts.step(s, steps) for s, steps in zip(chosen, chunk, strict=True)]))
         if self._next_initial is not None:
             auto_reset(batch, batch.slots, self._next_initial, self.reset)
         return batch
@@ -95,60 +95,54 @@ class RayEnvPool:
         """Start a chunk in each of ``slots`` without waiting; see :meth:`recv`."""
         chosen = self._choose(slots)
         for slot, steps in zip(chosen, self._shape(actions, chosen), strict=True):
-            self._inflight[slot] = (len(steps), self._step(slot, steps))
+            self._inflight[slot] = self._hosts.step(slot, steps)
 
     def send_reset(self, initial: Sequence[InitialState], slots: Sequence[int]) -> None:
         """Start an episode in each of ``slots`` without waiting; see :meth:`recv`."""
-        for slot, start in zip(self._choose(slots), initial, strict=True):
-            check_initial(self.spec, start)
-            self._inflight[slot] = (0, self._reset(slot, start))
+        for flight in self._begin(initial, self._choose(slots)):
+            self._inflight[flight.slot] = flight
 
     def recv(self, at_least: int = 1) -> list[StepResult]:
         """Return the environments that are ready. As :meth:`rlinf_plugins.envs.EnvPool.recv`."""
-        waiting = [reply for _, reply in self._inflight.values() if reply is not None]
-        wanted = min(at_least, len(self._inflight)) - (len(self._inflight) - len(waiting))
-        if wanted > 0:
-            self._ray.wait(waiting, num_returns=wanted, fetch_local=False)
-        ready = set(self._ray.wait(waiting, num_returns=len(waiting), timeout=0)[0]) if waiting else set()
-        slots = [slot for slot, (_, reply) in self._inflight.items() if reply is None or reply in ready]
-        return [self._get(slot, *self._inflight.pop(slot)) for slot in slots]
+        under_way = list(self._inflight.values())
+        ready = self._hosts.arrived(under_way, min(at_least, len(under_way)))
+        for flight in ready:
+            del self._inflight[flight.slot]
+        return self._collect(ready)
 
     async def async_reset(self, slot: int, initial: InitialState) -> StepResult:
         """Start an episode in one environment. Errors as in :meth:`reset`."""
-        self._choose([slot])
-        check_initial(self.spec, initial)
-        if self._hosts.home(slot)[0] in self._hosts.down:
-            await self._hosts.revived(self._hosts.home(slot)[0])
-        return await self._await(slot, 0, self._reset(slot, initial))
+        return await self._await(self._begin([initial], self._choose([slot]))[0])
 
     async def async_step(self, slot: int, actions: object) -> StepResult:
         """Execute a chunk in one environment: ``[steps, action_dim]`` or ``[action_dim]``."""
         array = np.asarray(actions)
         chunk = self._shape(array[None] if array.ndim == 2 else array[None, None], self._choose([slot]))[0]
-        return await self._await(slot, len(chunk), self._step(slot, chunk))
+        return await self._await(self._hosts.step(slot, chunk))
 
     def save(self, slots: Sequence[int] | None = None) -> dict[int, bytes]:
         """Return a snapshot of each of ``slots``. As :meth:`rlinf_plugins.envs.EnvPool.save`."""
-        homes = {slot: self._hosts.home(slot) for slot in self._choose(slots)}
-        replies = {}
-        for actor in {actor for actor, _ in homes.values()}:
-            own = [local for home, local in homes.values() if home == actor]
-            replies[actor] = self._hosts.actors[actor].save.remote(own)
-        found = {actor: self._ray.get(reply) for actor, reply in replies.items()}
-        return {slot: found[actor][local] for slot, (actor, local) in homes.items()}
+        chosen = self._choose(slots)
+        shares: dict[int, list[int]] = {}
+        for actor, local in map(self._hosts.home, chosen):
+            shares.setdefault(actor, []).append(local)
+        found, errors = self._hosts.ask("save", {a: (own,) for a, own in shares.items()}, self._deadlines.snapshot)
+        _refuse(errors)
+        return {slot: found[actor][local] for slot in chosen for actor, local in [self._hosts.home(slot)]}
 
     def load(self, snapshots: Mapping[int, bytes]) -> Batch:
         """Continue from snapshots. As :meth:`rlinf_plugins.envs.EnvPool.load`."""
         chosen = self._choose(list(snapshots))
         starts = {slot: open_snapshot(snapshots[slot], self.spec.name)[0] for slot in chosen}
-        shares: dict[int, dict[int, bytes]] = {}
+        shares: dict[int, tuple[dict[int, bytes], dict[int, int]]] = {}
         for slot in chosen:
             actor, local = self._hosts.home(slot)
-            shares.setdefault(actor, {})[local] = snapshots[slot]
-            self._hosts.begin(slot, starts[slot])
-        replies = {actor: self._hosts.actors[actor].load.remote(own) for actor, own in shares.items()}
-        results = [one for actor, reply in replies.items() for one in self._take(actor, self._ray.get(reply))]
-        return stack(sorted(results, key=lambda one: chosen.index(one.slot)))
+            states, numbers = shares.setdefault(actor, ({}, {}))
+            states[local], numbers[local] = snapshots[slot], self._hosts.begin(slot, starts[slot])
+        replies, errors = self._hosts.ask("load", shares, self._deadlines.start + self._deadlines.snapshot)
+        results = {one.slot: one for actor, reply in replies.items() for one in self._take(actor, reply)}
+        _refuse({actor: error for actor, error in errors.items() if actor not in self._hosts.down})
+        return stack([results.get(slot) or self._failed(slot, 0) for slot in chosen])
 
     def offload(self) -> int:
         """Save every running episode in its actor, then end all environment processes.
@@ -157,45 +151,40 @@ class RayEnvPool:
             Bytes of the snapshots that the actors keep.
 
         Raises:
-            SnapshotError: A running episode cannot be saved; the actors that had offloaded are brought back.
+            SnapshotError: A running episode cannot be saved, or an actor died; the others are brought back.
         """
         self._choose(None)
-        kept, done, failed = 0, [], None
-        for actor, reply in [(actor, actor.offload.remote()) for actor in self._hosts.actors]:
-            try:
-                kept += self._ray.get(reply)
-                done.append(actor)
-            except self._ray.exceptions.RayError as error:
-                failed = error
-        if failed is not None:
-            self._ray.get([actor.onload.remote() for actor in done])
-            raise failed
+        kept, errors = self._hosts.ask("offload", self._everyone, self._deadlines.snapshot + self._deadlines.close)
+        if errors:
+            back = self._hosts.ask("onload", dict.fromkeys(kept, ()), self._deadlines.start)[0]
+            for actor, reply in back.items():
+                self._take(actor, reply)
+            _refuse(errors)
         self._parked = True
-        return kept
+        return sum(kept.values())
 
     def onload(self) -> Batch | None:
         """Start the processes again and continue every saved episode. As the local pool's."""
-        replies = [actor.onload.remote() for actor in self._hosts.actors]
-        results = [one for actor, reply in enumerate(replies) for one in self._take(actor, self._ray.get(reply))]
+        seconds = self._deadlines.start + self._deadlines.snapshot
+        replies, errors = self._hosts.ask("onload", self._everyone, seconds)
+        results = [one for actor, reply in replies.items() for one in self._take(actor, reply)]
+        _refuse({actor: error for actor, error in errors.items() if actor not in self._hosts.down})
         self._parked = False
         return stack(results) if results else None
 
     def drain_records(self) -> list[EpisodeRecord]:
         """Return the record of every episode that ended since the last call, each exactly once."""
         hosts = self._hosts
-        asked = [] if self._closed else [actor for actor in range(len(hosts.actors)) if actor not in hosts.down]
-        for actor, reply in [(actor, hosts.actors[actor].records.remote()) for actor in asked]:
-            try:
-                hosts.take_records(actor, self._ray.get(reply))
-            except self._ray.exceptions.RayActorError as error:
-                hosts.lost(actor, error)
+        living = {} if self._closed else {a: () for a in self._everyone if a not in hosts.down}
+        for actor, records in hosts.ask("records", living)[0].items():
+            hosts.take_records(actor, records)
         records = list(hosts.records)
         hosts.records.clear()
         return records
 
     def stats(self) -> dict[str, int]:
         """Return counters: episodes begun and closed; processes started and workers recycled in the living actors."""
-        living = self._ray.get([actor.stats.remote() for actor in self._hosts.actors])
+        living = self._hosts.ask("stats", self._everyone)[0].values()
         sums = {name: sum(one[name] for one in living) for name in ("starts", "recycled")}
         return {"episodes_begun": self._hosts.begun, "episodes_closed": self._hosts.closed, **sums}
 
@@ -222,49 +211,47 @@ class RayEnvPool:
                 raise PoolUsageError(f"environment {slot} was never reset")
         return chunk
 
-    def _reset(self, slot: int, initial: InitialState) -> Any:
-        actor, local = self._hosts.home(slot)
-        if actor in self._hosts.down:
-            self._ray.get(self._hosts.revived(actor))
-        self._hosts.begin(slot, initial)
-        return self._hosts.actors[actor].reset.remote(local, initial)
+    def _begin(self, initial: Sequence[InitialState], chosen: list[int]) -> list[Flight]:
+        if len(initial) != len(chosen):
+            raise PoolUsageError(f"{len(chosen)} slots need as many initial states, got {len(initial)}")
+        for start in initial:
+            check_initial(self.spec, start)
+        return [self._hosts.reset(slot, start) for slot, start in zip(chosen, initial, strict=True)]
 
-    def _step(self, slot: int, steps: np.ndarray) -> Any:
-        """Return the reference of a chunk's reply; None where the actor died with the episode."""
-        if slot in self._hosts.failed:
-            return None
-        actor, local = self._hosts.home(slot)
-        return self._hosts.actors[actor].step.remote(local, steps)
-
-    def _collect(self, calls: list[tuple[int, int, Any]]) -> Batch:
-        results, errors = [], []
-        for slot, steps, reply in calls:  # all are taken in, so that no record is lost to another's error
+    def _collect(self, flights: list[Flight]) -> list[StepResult]:
+        """Take the replies in, those of actors that are gone last: what one said before it died counts."""
+        self._hosts.arrived(flights, len(flights))
+        results: dict[int, StepResult] = {}
+        errors, losses = [], []
+        for flight in flights:
             try:
-                results.append(self._get(slot, steps, reply))
+                if flight.reply is not None:
+                    reply = self._ray.get(flight.reply, timeout=max(1.0, flight.deadline - monotonic()))
+                    results[flight.slot] = self._answer(flight, reply)
+            except self._hosts.lost_errors as error:
+                losses.append((flight, error))
             except RlinfError as error:
                 errors.append(error)
+        for flight, loss in losses:
+            self._lose(flight, loss)
         if errors:
             raise errors[0]
-        return stack(results)
+        return [results.get(flight.slot) or self._failed(flight.slot, flight.steps) for flight in flights]
 
-    def _get(self, slot: int, steps: int, reply: Any) -> StepResult:
-        try:
-            return self._lost(slot, steps) if reply is None else self._answer(slot, steps, self._ray.get(reply))
-        except self._ray.exceptions.RayActorError as error:
-            return self._lost(slot, steps, error)
+    async def _await(self, flight: Flight) -> StepResult:
+        if flight.reply is not None:
+            try:
+                return self._answer(flight, await asyncio.wait_for(flight.reply, flight.deadline - monotonic()))
+            except self._hosts.lost_errors as error:
+                self._lose(flight, error)
+        return self._failed(flight.slot, flight.steps)
 
-    async def _await(self, slot: int, steps: int, reply: Any) -> StepResult:
+    def _answer(self, flight: Flight, reply: Reply) -> StepResult:
         try:
-            return self._lost(slot, steps) if reply is None else self._answer(slot, steps, await reply)
-        except self._ray.exceptions.RayActorError as error:
-            return self._lost(slot, steps, error)
-
-    def _answer(self, slot: int, steps: int, reply: Reply) -> StepResult:
-        try:
-            return self._take(self._hosts.home(slot)[0], reply)[0]
+            return self._take(self._hosts.home(flight.slot)[0], reply)[0]
         except PoolUsageError:
-            if not steps:
-                self._hosts.withdraw(slot)
+            if not flight.steps:
+                self._hosts.withdraw(flight.slot, flight.number)
             raise
 
     def _take(self, actor: int, reply: Reply) -> list[StepResult]:
@@ -276,8 +263,18 @@ class RayEnvPool:
                 raise one
         return results
 
-    def _lost(self, slot: int, steps: int, error: BaseException | None = None) -> StepResult:
-        """Say that a slot's episode ended with its actor; an error that comes late tells nothing new."""
-        if error is not None and slot not in self._hosts.failed:
-            self._hosts.lost(self._hosts.home(slot)[0], error)
+    def _lose(self, flight: Flight, error: BaseException) -> None:
+        if flight.slot not in self._hosts.failed:  # an error that comes late tells nothing new
+            self._hosts.lost(self._hosts.home(flight.slot)[0], error)
+
+    def _failed(self, slot: int, steps: int) -> StepResult:
+        """Say that a slot's episode ended with its actor."""
         return failed_result(self.spec, self._last.get(slot), slot, steps, self._hosts.failed[slot])
+
+
+def _refuse(errors: Mapping[int, Exception]) -> None:
+    """Raise the first error of the actors."""
+    for actor, error in errors.items():
+        if isinstance(error, RlinfError):
+            raise error
+        raise SnapshotError(f"actor {actor} was lost with its environments: {error}") from error

@@ -56,7 +56,7 @@ def test_it_answers_as_the_local_pool_does(pool, seed):
     seen = []
     with EnvPool(TOY, 3) as local:
         for one in (local, pool):
-            batches = [one.reset(starts(0, 1, 4)), one.step_chunk(actions), one.step_chunk(actions[[2, 0]], [2, 0])]
+            batches = [one.reset(starts(0, 1, 4)), one.step_chunk(actions), one.step_chunk(actions[[2, 0], :1], [2, 0])]
             saved = one.save([2])
             batches += [one.load({1: saved[2]}), one.step_chunk(actions[:1], [1])]
             seen.append((batches, facts(one.drain_records())))
@@ -124,13 +124,22 @@ def test_offload_and_onload(pool):
     assert pool.step_chunk(np.zeros((3, 9, 3))).valid.sum(axis=1).tolist() == [6, 6, 6]
 
 
+def process_of(pool, actor):
+    return ray_get(pool._hosts.actors[actor].__ray_call__.remote(lambda _: os.getpid()))
+
+
+def ray_get(reference):
+    import ray
+
+    return ray.get(reference)
+
+
 @pytest.mark.slow
-def test_a_dead_actor_fails_its_episodes_and_comes_back(ray_session, tmp_path):
+def test_a_dead_actor_fails_its_episodes_and_comes_back(ray_session):
     with RayEnvPool(TOY, 3, PoolConfig(), Placement(actors=2, cpus_per_env=SMALL)) as pool:
         pool.reset(starts(6, 6, 6))
         pool.step_chunk(np.zeros((3, 1, 3)))
-        doomed = pool._hosts.actors[0].__ray_call__.remote(lambda _: os.getpid())
-        os.kill(ray_session.get(doomed), signal.SIGKILL)
+        os.kill(process_of(pool, 0), signal.SIGKILL)
         batch = pool.step_chunk(np.zeros((3, 2, 3)))
         assert batch.valid.sum(axis=1).tolist() == [0, 0, 2]
         assert {slot: failure.kind for slot, failure in batch.failures.items()} == {0: "crashed", 1: "crashed"}
@@ -143,7 +152,39 @@ def test_a_dead_actor_fails_its_episodes_and_comes_back(ray_session, tmp_path):
         assert sorted(record.number for record in records) == [0, 1, 3, 4]
         stats = pool.stats()
         assert (stats["episodes_begun"], stats["episodes_closed"]) == (5, 4)
-    assert [record.number for record in pool.drain_records()] == [2]
+
+        # what its processes had saved is gone with it; the others come back where they were
+        assert pool.reset(starts(6, 6), [0, 1]).failures == {}
+        pool.offload()
+        os.kill(process_of(pool, 0), signal.SIGKILL)
+        back = pool.onload()
+        assert (back.slots, back.done.tolist()) == ([2], [False])
+        assert sorted(pool.step_chunk(np.zeros((3, 1, 3))).failures) == [0, 1]
+
+        # and one that stops answering is replaced
+        assert pool.reset(starts(6, 6), [0, 1]).failures == {}
+        os.kill(process_of(pool, 0), signal.SIGSTOP)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("rlinf_plugins.envs.ray_hosts._SLACK_S", -25.0)  # of a step's 30 s
+            batch = pool.step_chunk(np.zeros((3, 1, 3)))
+        assert {slot: failure.kind for slot, failure in batch.failures.items()} == {0: "hung", 1: "hung"}
+        assert pool.reset(starts(1, 1), [0, 1]).failures == {}
+        assert sorted(r.ending for r in pool.drain_records()) == ["failed"] * 4 + ["finished"]
+    assert sorted(record.number for record in pool.drain_records()) == [9, 10]
+
+
+@pytest.mark.slow
+def test_a_reply_from_before_an_actors_death_counts(ray_session):
+    slow = ToyFactory(length=lambda *_: 1, step_seconds=lambda task, trial, step: 20.0 if trial == 1 else 0.0)
+    with RayEnvPool(slow, 2, PoolConfig(), Placement(cpus_per_env=SMALL)) as pool:
+        pool.reset(starts(1, 0))
+        pool.send(np.zeros((2, 1, 3)), [0, 1])
+        quick = pool._inflight[1].reply
+        ray_session.wait([quick], timeout=60)
+        os.kill(process_of(pool, 0), signal.SIGKILL)
+        lost, finished = sorted(pool.recv(2), key=lambda one: one.slot)
+        assert (lost.failure.kind, finished.failure, finished.valid.tolist()) == ("crashed", None, [True])
+        assert [(r.slot, r.ending) for r in pool.drain_records()] == [(1, "finished"), (0, "failed")]
 
 
 @pytest.mark.slow
