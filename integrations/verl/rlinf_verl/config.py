@@ -14,7 +14,7 @@ TRAINER_MODE = "m2flow"
 NODE = f"trainer.v1.{TRAINER_MODE}"
 """Path of the options in veRL's configuration."""
 
-Mode = Literal["temporal", "spatial", "hybrid"]
+Mode = Literal["temporal", "spatial", "hybrid", "auto"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,11 +92,14 @@ class M2FlowConfig:
     Attributes:
         mode: How stages share devices. ``temporal``: they take turns on one set, as veRL's ``sync`` does. ``spatial``:
             rollout has devices of its own, and training starts on the first complete groups. ``hybrid``: as spatial,
-            and the trainer's devices generate too until ``lend_until`` of the groups are complete.
+            and the trainer's devices generate too until ``lend_until`` of the groups are complete. ``auto``: measure,
+            plan and take the fastest of them.
         granularity: Prompts that training takes at a time. 0: the whole batch under ``temporal``, an eighth of a
             mini-batch elsewhere.
         lend_until: Under ``hybrid``, the share of a step's groups that must be complete before the trainer's devices
             leave generation to the rollout's.
+        plan: Under ``auto``, a plan to follow instead of planning, as ``rlinf-plugins plan`` writes it.
+        predicted: Seconds of a step and of its stages by the plan; ``auto`` sets it.
         max_failed_fraction: The job stops when more than this share of a step's rollouts failed.
         stall_timeout_s: The job stops when no rollout finishes for this many seconds.
         virtual_devices: Devices made of CPU cores; see :class:`VirtualDevicesConfig`.
@@ -109,6 +112,8 @@ class M2FlowConfig:
     mode: Mode = "temporal"
     granularity: int = 0
     lend_until: float = 0.5
+    plan: str = ""
+    predicted: dict[str, float] = field(default_factory=dict)
     max_failed_fraction: float = 0.5
     stall_timeout_s: float = 3600.0
     virtual_devices: VirtualDevicesConfig = field(default_factory=VirtualDevicesConfig)
@@ -121,6 +126,8 @@ class M2FlowConfig:
         """Reject numbers out of range."""
         if self.granularity < 0:
             raise ConfigError(f"{where}.granularity must be 0 (choose for me) or positive, got {self.granularity}")
+        if self.plan and self.mode != "auto" and not self.predicted:
+            raise ConfigError(f"{where}.plan is followed under mode=auto only, got mode={self.mode}; set mode=auto")
         if not 0.0 <= self.lend_until <= 1.0:
             raise ConfigError(f"{where}.lend_until must lie in [0, 1], got {self.lend_until}")
         if not 0.0 <= self.max_failed_fraction <= 1.0:

@@ -13,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rlinf_plugins.core.errors import ConfigError, MissingAssetError
-from rlinf_verl import handshake
+from rlinf_verl import auto, handshake
 from rlinf_verl.config import NODE, TRAINER_MODE, M2FlowConfig, is_requested, m2flow_config
 from rlinf_verl.cpu.devices import DEVICES_ENV, VirtualDevices, listen_on_loopback
 from rlinf_verl.model_files import check_model
@@ -58,6 +58,9 @@ def run(config: DictConfig) -> None:
 
             check_policy(config)
     check_search(config)
+    if options.mode == "auto" and is_requested(config):
+        auto.choose(config, options, check_runnable)
+        options = m2flow_config(config)
     if options.virtual_devices.count:
         devices = use_virtual_devices(config, options)
         if is_requested(config):
@@ -71,6 +74,26 @@ def run(config: DictConfig) -> None:
             agent = config.actor_rollout_ref.rollout.agent
             if agent.get("agent_loop_manager_class") is None:
                 agent.agent_loop_manager_class = DEFAULT_MANAGER
+
+
+def check_runnable(config: DictConfig) -> None:
+    """Refuse a mode and device split that cannot run; ``auto`` passes over what this refuses.
+
+    Raises:
+        ConfigError: Sizes that do not divide, or devices that do not exist.
+        ExceedsCapacityError: A stage that does not fit a virtual device.
+    """
+    options = m2flow_config(config)
+    check_sizes(config, options)
+    check_mode(config, options)
+    if options.virtual_devices.count:
+        check_plan(config, options, virtual_devices_of(options).memory_bytes)
+
+
+def virtual_devices_of(options: M2FlowConfig) -> VirtualDevices:
+    """Return the virtual devices this machine is divided into."""
+    asked = options.virtual_devices
+    return VirtualDevices.divide(asked.count, cores_per_device=asked.cores_per_device, memory_gb=asked.memory_gb)
 
 
 def _mode_was_chosen() -> bool:
@@ -203,11 +226,7 @@ def use_virtual_devices(config: DictConfig, options: M2FlowConfig) -> VirtualDev
             f"virtual devices need a Ray of their own on this machine, but RAY_ADDRESS={os.environ['RAY_ADDRESS']} "
             "names a running one; unset it"
         )
-    devices = VirtualDevices.divide(
-        options.virtual_devices.count,
-        cores_per_device=options.virtual_devices.cores_per_device,
-        memory_gb=options.virtual_devices.memory_gb,
-    )
+    devices = virtual_devices_of(options)
     environment = {
         "VERL_PLATFORM": "cpu",
         DEVICES_ENV: devices.to_json(),

@@ -64,3 +64,37 @@ def tiny_text(tmp_path_factory) -> Path:
 def run_verl():
     """The function that runs a veRL job; see :func:`run_job`."""
     return run_job
+
+
+def make_profile(path: Path, config, *, rollout=(6.0, 5.0), train=(4.0, 3.0)) -> str:
+    """Write a job's profile, whose stages take so long on one and on two devices; return the override naming it."""
+    import time
+
+    from rlinf_plugins.scheduler.planning.profile import Fingerprint, Profile, Sample, StageProfile
+    from rlinf_verl.config import m2flow_config
+    from rlinf_verl.job_flow import job_cluster, job_flow
+
+    flow, cluster = job_flow(config), job_cluster(config, m2flow_config(config))
+    (kind,) = cluster.kinds
+
+    def samples(seconds, sizes=(flow.items,)):
+        return tuple(
+            Sample(devices=n, items=m, seconds=s * m / flow.items, device_kind=kind)
+            for n, s in zip((1, 2), seconds, strict=True)
+            for m in sizes
+        )
+
+    lengths = tuple([20.0] * 14 + [100.0] * 2)
+    stages = {"rollout": StageProfile(samples=samples(rollout), lengths=lengths)}
+    trained = [stage.name for stage in flow.stages if stage.name != "rollout"]
+    for name in trained:
+        share = 0.75 if name == "actor" else 0.25 / (len(trained) - 1)
+        stages[name] = StageProfile(samples=samples([share * s for s in train], (2, flow.items)))
+    Profile(flow=flow.name, fingerprint=Fingerprint.of(cluster), created=time.time(), stages=stages).write(path)
+    return f"trainer.v1.m2flow.profile.path={path}"
+
+
+@pytest.fixture(scope="session")
+def write_profile():
+    """The function that writes a profile; see :func:`make_profile`."""
+    return make_profile

@@ -52,14 +52,19 @@ REFERENCE = (
 
 
 @pytest.fixture(scope="module")
-def parity(tiny_text, run_verl):
-    """The same two recorded steps under veRL's ``sync``, and under ``m2flow`` temporal and spatial."""
+def parity(tiny_text, run_verl, write_profile):
+    """The same two recorded steps under veRL's ``sync``, and under every mode of ``m2flow``; ``auto`` takes hybrid."""
+    from rlinf_verl.profiling import composed
+
+    auto = ("trainer.v1.m2flow.mode=auto", "trainer.v1.m2flow.virtual_devices.count=2")
+    profile = write_profile(tiny_text / "given.json", composed([RECIPE, M2FLOW, *REFERENCE, *auto]))
     jobs = {
         name: run_verl(tiny_text, name, RECIPE, *REFERENCE, *mode, *replay(2, f"checkpoints-{name}"))
         for name, mode in {
             "sync": ("trainer.v1.trainer_mode=sync",),
             "m2flow": (M2FLOW,),
             "spatial": (M2FLOW, "trainer.v1.m2flow.mode=spatial", *APART),
+            "hybrid": (M2FLOW, *auto, profile),
         }.items()
     }
     for job in jobs.values():
@@ -87,11 +92,23 @@ def test_m2flow_reports_the_numbers_sync_reports(parity, mode, name):
     assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-7)
 
 
-@pytest.mark.parametrize("mode", ["spatial"])
-def test_a_job_on_devices_apart_says_what_it_does_and_streams(parity, mode):
+@pytest.mark.parametrize(("mode", "granularity"), [("spatial", 3), ("hybrid", 1)])
+def test_a_job_on_devices_apart_says_what_it_does_and_streams(parity, mode, granularity):
     _, jobs = parity
-    assert f"mode={mode}: training takes 3 prompts at a time" in jobs[mode].output
+    assert f"mode={mode}: training takes {granularity} prompts at a time" in jobs[mode].output
     assert [step["m2flow/streamed_share"] for step in jobs[mode].metrics] == [1.0, 1.0]
+
+
+def test_auto_says_what_it_chose_and_reports_predicted_beside_actual(parity):
+    _, jobs = parity
+    assert "mode=auto chose hybrid (rollout 1 | training 1, 1 prompts at a time, lent until" in jobs["hybrid"].output
+    for step in jobs["hybrid"].metrics:
+        predicted = {name for name in step if name.startswith("m2flow/predicted_s/")}
+        assert predicted == {
+            f"m2flow/predicted_s/{n}" for n in ("step", "rollout", "old_log_prob", "reference", "actor")
+        }
+        for name in ("step", "old_log_prob", "reference", "actor"):
+            assert step[f"m2flow/actual_s/{name}"] > 0.0
 
 
 def test_a_resumed_job_takes_the_same_next_step(parity, run_verl):

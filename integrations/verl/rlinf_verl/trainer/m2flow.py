@@ -17,6 +17,7 @@ from rlinf_verl.room import check_resources, free_nodes, job_requests
 from rlinf_verl.search.metrics import search_metrics
 from rlinf_verl.trainer.arrivals import Arrivals
 from rlinf_verl.trainer.finished import KeepsFinished
+from rlinf_verl.trainer.follows_plan import FollowsPlan
 from rlinf_verl.trainer.measured import MeasuresStages
 from rlinf_verl.trainer.metrics import reward_info_metrics
 from rlinf_verl.trainer.minibatch import sized_for
@@ -41,8 +42,9 @@ class M2FlowTrainer(  # type: ignore[misc]
     """
 
     def __new__(cls, config: DictConfig) -> "M2FlowTrainer":
-        """Make the trainer that measures where a profile is named."""
-        measures = cls is M2FlowTrainer and m2flow_config(config).profile.path is not None
+        """Make the trainer that measures where a profile is named or a plan is followed."""
+        options = m2flow_config(config)
+        measures = cls is M2FlowTrainer and (options.profile.path is not None or options.predicted)
         return object.__new__(MeasuredM2FlowTrainer if measures else cls)
 
     def __init__(self, config: DictConfig) -> None:
@@ -127,5 +129,5 @@ class M2FlowTrainer(  # type: ignore[misc]
         super().fit(agent_loop_manager)
 
 
-class MeasuredM2FlowTrainer(MeasuresStages, M2FlowTrainer):
-    """The same, and every stage call is measured for the profile that ``trainer.v1.m2flow.profile.path`` names."""
+class MeasuredM2FlowTrainer(FollowsPlan, MeasuresStages, M2FlowTrainer):
+    """The same with every stage call measured: for the profile that is named, and against the plan that is followed."""
