@@ -47,9 +47,12 @@ def run(config: DictConfig) -> None:
     handshake.require()
     check_host()
     options = m2flow_config(config)
-    check_sizes(config, options)
     check_model(config)
     check_data(config)
+    if options.mode == "auto" and is_requested(config):
+        auto.choose(config, options, check_runnable)
+        options = m2flow_config(config)
+    check_sizes(config, options)
     check_resume(config)
     if options.envs:
         check_environments(config)
@@ -58,9 +61,6 @@ def run(config: DictConfig) -> None:
 
             check_policy(config)
     check_search(config)
-    if options.mode == "auto" and is_requested(config):
-        auto.choose(config, options, check_runnable)
-        options = m2flow_config(config)
     if options.virtual_devices.count:
         devices = use_virtual_devices(config, options)
         if is_requested(config):

@@ -7,7 +7,7 @@ from rlinf_plugins.core.errors import ConfigError, PlanError, ProfileError
 from rlinf_plugins.scheduler.cluster import Cluster
 from rlinf_plugins.scheduler.planning.capture import flow_from_roles
 from rlinf_plugins.scheduler.planning.ranges import plan_from_ranges
-from rlinf_verl import auto
+from rlinf_verl import auto, preflight
 from rlinf_verl.config import m2flow_config
 
 PROMPTS = 16
@@ -85,6 +85,16 @@ def test_a_mode_that_cannot_run_is_passed_over_and_named(job, tmp_path, capsys, 
     said = capsys.readouterr().out
     assert "impossible: hybrid" in said
     assert "the memory is short" in said
+
+
+def test_the_checks_judge_each_choice_not_what_was_left_open(job, tmp_path, write_profile, capsys):
+    """The recipe's micro-batch of 128 rows fits one trainer device, not the two that turns would take."""
+    config = job(write_profile(tmp_path / "p.json", job(), rollout=(0.2, 0.1), train=(8.0, 4.0)))
+    config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu = 128
+    config.trainer.v1.m2flow.sharing = {"rollout_gb": 0.1}
+    assert m2flow_config(choose(config, preflight.check_runnable)).mode in ("spatial", "hybrid", "temporal")
+    assert config.trainer.n_gpus_per_node == 1
+    assert "impossible: temporal (2 device(s) in turn)" in capsys.readouterr().out
 
 
 def test_no_mode_that_can_run_is_an_error_with_every_reason(job, tmp_path, write_profile):
