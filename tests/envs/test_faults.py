@@ -214,9 +214,10 @@ def test_a_stall_of_all_is_told_from_a_hang_of_one():
 )
 def test_no_worker_survives_its_parent(tmp_path, poison, end):
     script = textwrap.dedent(f"""
-        import os, threading, numpy as np
+        import os, signal, threading, numpy as np
         from rlinf_plugins.envs import EnvPool, InitialState, PoolConfig
         from rlinf_plugins.testing.envs import Mishap, ToyFactory
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit an ignored one
         mishaps = {{0: Mishap(poison="{poison}", where="step", marker="{tmp_path}/hung")}} if "{poison}" else {{}}
         pool = EnvPool(ToyFactory(mishaps=mishaps), 2, PoolConfig())
         pool.reset([InitialState(), InitialState(trial=1)])
@@ -231,7 +232,7 @@ def test_no_worker_survives_its_parent(tmp_path, poison, end):
     workers = psutil.Process(parent.pid).children(recursive=True)
     assert len(workers) == 2
     parent.send_signal(signal.Signals[end])
-    parent.wait()
+    parent.wait(30)
     parent.stdout.close()
     _, alive = psutil.wait_procs(workers, timeout=5)
     assert alive == []

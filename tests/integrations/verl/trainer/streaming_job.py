@@ -28,6 +28,10 @@ CASES = {
     "ppo": {"critic": True},
     "ppo-ref-two-mini-batches": {"critic": True, "ref": True, "mini": 3},
     "one-prompt-chunks": {"chunks": 1},
+    "failed-groups": {"failed": (2, 3), "chunks": 1},
+    "failed-groups-seq-mean": {"failed": (2, 3), "agg": "seq-mean-token-mean"},
+    "dapo-filtered": {"filtered": (1, 4, 5), "clip": (0.2, 0.28)},
+    "dapo-filtered-uneven": {"filtered": (0, 2, 3), "clip": (0.2, 0.28), "chunks": 4},
     **{f"order-{seed}": {"seed": seed, "chunks": (1, 2, 4, 5)[seed % 4]} for seed in range(10)},
 }
 
@@ -60,6 +64,17 @@ def make_rows(seed: int = 3):
                 "uid": number // SESSIONS,
             }
         )
+    return rows
+
+
+def rows_of(case, streamed: bool):
+    """The rows of a step. DAPO's filter drops groups; of failed ones veRL has rows that count nothing, we have none."""
+    rows = [row for row in make_rows() if row["uid"] not in case.get("filtered", ())]
+    if streamed:
+        return [row for row in rows if row["uid"] not in case.get("failed", ())]
+    for row in rows:
+        if row["uid"] in case.get("failed", ()):
+            row["response_mask"][:] = 0  # the loss mask too: they are one tensor
     return rows
 
 
@@ -202,6 +217,7 @@ def groups(model, case, rank, world):
         use_kl_loss=case.get("ref", False),
         kl_loss_coef=0.1,
         loss_agg_mode=agg,
+        **({"clip_ratio_low": case["clip"][0], "clip_ratio_high": case["clip"][1]} if "clip" in case else {}),
     )
     actor = Ranked(worker_of(model, "language_model", partial(ppo_loss, config=actor_config)), rank, world)
     if not case.get("critic"):
@@ -211,7 +227,7 @@ def groups(model, case, rank, world):
 
 
 def whole_step(case, actor, critic, settings):
-    rows = make_rows()
+    rows = rows_of(case, streamed=False)
     log_probs_of(actor, rows)
     if critic:
         values_of(critic, rows)
@@ -226,7 +242,7 @@ def whole_step(case, actor, critic, settings):
 def streamed_step(case, actor, critic, settings):
     from rlinf_verl.trainer.updates import StreamedUpdate
 
-    rows, mini = make_rows(), case.get("mini", PROMPTS)
+    rows, mini = rows_of(case, streamed=True), case.get("mini", PROMPTS)
     size, agg = case.get("chunks", 2), case.get("agg", "token-mean")
     order = list(range(PROMPTS))
     random.Random(case.get("seed", 5)).shuffle(order)
@@ -242,6 +258,8 @@ def streamed_step(case, actor, critic, settings):
         for start in range(0, len(prompts), size):
             wanted = prompts[start : start + size]
             chunk = Chunk([row for prompt in wanted for row in rows if row["uid"] == prompt])
+            if not chunk.rows:
+                continue
             log_probs_of(actor, chunk.rows)
             if critic:
                 values_of(critic, chunk.rows)
@@ -256,7 +274,7 @@ def streamed_step(case, actor, critic, settings):
         step = mini * SESSIONS
         mini_batches = [rows[start : start + step] for start in range(0, len(rows), step)]
         return actor.train_whole(mini_batches, epochs=case.get("epochs", 1), **settings)
-    return actor_update.finish(mini * SESSIONS)
+    return actor_update.finish((mini - len(case.get("filtered", ()))) * SESSIONS)
 
 
 def compare(left, right):
