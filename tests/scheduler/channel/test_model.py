@@ -271,6 +271,8 @@ class ChannelMachine(RuleBasedStateMachine):
                 self.admitted.add(identity)
         self.log.clear()
         replies, state.replies = state.replies, []
+        # Whoever holds items and waits for more is told of the end together with the others.
+        self.told = {self.gets[t][0] for t, answer in replies if isinstance(answer, EndOfStreamError)}
         for ticket, answer in replies:
             if ticket in self.puts:
                 self._put_answered(self.puts.pop(ticket), answer)
@@ -296,7 +298,7 @@ class ChannelMachine(RuleBasedStateMachine):
             if isinstance(answer, EndOfStreamError):
                 assert self.core.size(request.key) == 0
                 for consumer in self.core.state.consumers.values():
-                    if not consumer.waiting and consumer.handle != handle:
+                    if not consumer.waiting and consumer.handle not in self.told:
                         assert not any(d.queue.key == request.key for d in consumer.deliveries.values())
             return
         assert isinstance(answer, Batch)
