@@ -1,6 +1,6 @@
 """Seconds per training step of every mode on two virtual devices of one core each, in turn on one machine.
 
-Run: ``$(make -s python) benchmarks/m2flow/modes.py [--workload search] [--rounds 1] [--modes sync spatial ...]``.
+Run: ``$(make -s python) benchmarks/m2flow/modes.py [--workload search|embodied] [--modes sync spatial ...]``.
 
 Each job prints the median seconds of its steps and the stages', and how busy the cores were. Goals: the best of our
 modes at least 1.5 times as fast as ``sync``, and at least 85 % of the ideal.
@@ -13,6 +13,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
+import embodied
 import psutil
 import workload
 
@@ -53,6 +54,13 @@ MODES = {
     ],
 }
 
+AGENT = "actor_rollout_ref.rollout.agent.default_agent_loop"
+WORKLOADS = {
+    "long_tail": [*workload.WORKLOAD, f"{AGENT}=long_tail"],
+    "search": [*workload.WORKLOAD, f"{AGENT}=search"],
+    "embodied": embodied.WORKLOAD,
+}
+
 STAGES = ("step", "gen", "old_log_prob", "adv", "update_actor", "update_weights")
 
 
@@ -62,12 +70,10 @@ def busy_seconds() -> float:
     return times.user + times.nice + times.system
 
 
-def run(mode: str, loop: str, folder: Path, steps: int, extra: list[str]) -> list[dict[str, float]]:
+def run(mode: str, name: str, folder: Path, steps: int, extra: list[str]) -> list[dict[str, float]]:
     """Return stages' seconds and the cores' busy seconds of each counted step of one job."""
-    agent = f"actor_rollout_ref.rollout.agent.default_agent_loop={loop}"
     overrides = [
-        *workload.WORKLOAD,
-        agent,
+        *WORKLOADS[name],
         *MODES[mode],
         "trainer.logger=[file]",
         f"trainer.total_training_steps={steps}",
@@ -81,7 +87,6 @@ def run(mode: str, loop: str, folder: Path, steps: int, extra: list[str]) -> lis
             found |= {"reclaim": step.get("timing_s/reclaim", 0.0)}
             now = busy_seconds()
             found["busy"], before = now - before, now
-            found["tokens"] = step["response_length/mean"]
             measured.append(found)
     if job.returncode:
         raise SystemExit(f"{mode} failed:\n{job.last_lines(60)}")
@@ -90,7 +95,7 @@ def run(mode: str, loop: str, folder: Path, steps: int, extra: list[str]) -> lis
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workload", choices=("long_tail", "search"), default="long_tail")
+    parser.add_argument("--workload", choices=WORKLOADS, default="long_tail")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--modes", nargs="+", default=list(MODES))
@@ -101,7 +106,7 @@ def main() -> None:
     measured: dict[str, list[dict[str, float]]] = {mode: [] for mode in arguments.modes}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        workload.make(folder)
+        (embodied if arguments.workload == "embodied" else workload).make(folder)
         for turn in range(arguments.rounds):
             for mode in arguments.modes if turn % 2 == 0 else arguments.modes[::-1]:
                 steps = run(mode, arguments.workload, folder, arguments.steps, arguments.extra)

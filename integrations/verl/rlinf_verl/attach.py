@@ -89,8 +89,10 @@ def _register_cpu_engines(module: ModuleType) -> None:
 
 def _register_rollouts(_: ModuleType) -> None:
     from rlinf_verl import rollout
+    from rlinf_verl.vla import rollout as policy_server
 
     rollout.register()
+    policy_server.register()  # here, as a worker that only receives weights does not import model.external_lib
 
 
 def _register_weight_transport(module: ModuleType) -> None:

@@ -78,6 +78,7 @@ def _registries() -> Iterator[CheckResult]:
         "trainer m2flow": "m2flow" in TRAINER_REGISTRY,
         "platform cpu": "cpu" in PlatformRegistry.registered_names(),
         "rollout hf": "hf" in RolloutReplicaRegistry._registry,
+        "rollout openvla": "openvla" in RolloutReplicaRegistry._registry,
         "engine language_model on cpu": "cpu" in EngineRegistry._engines.get("language_model", {}).get("fsdp2", {}),
     }
     for name, present in facts.items():

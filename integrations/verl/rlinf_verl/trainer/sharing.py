@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 from rlinf_plugins.core.spans import Span, SpanRecorder
 from rlinf_plugins.scheduler.lock.blocking import BlockingSwitcher
@@ -204,5 +205,11 @@ def ray_lock(capacity: Mapping[str, int]) -> SwitcherLock:
 
 
 def fence_folder() -> str:
-    """Folder of the device fences, the same for all jobs of a user: also an earlier job's straggler is refused."""
-    return f"/dev/shm/rlinf-fences-{os.getuid()}"
+    """Folder of the device fences, the same for all jobs of a Ray cluster: an earlier job's straggler is refused.
+
+    Another cluster on the same machine has devices of its own, whose names may be the same.
+    """
+    import ray
+
+    cluster = quote(ray.get_runtime_context().gcs_address, safe="")
+    return f"/dev/shm/rlinf-fences-{os.getuid()}/{cluster}"

@@ -1,6 +1,6 @@
 """Imported by veRL wherever it reads an embodied model: ``model.external_lib=rlinf_verl.vla.register``.
 
-Makes the model type known to transformers, and the policy server and the training engine known to veRL.
+Makes the model type known to transformers, and the training engine known to veRL.
 """
 
 from types import ModuleType
@@ -8,9 +8,6 @@ from types import ModuleType
 import wrapt
 
 from rlinf_plugins.models.openvla import config as _model_type  # noqa: F401  registers itself with transformers
-from rlinf_verl.vla import rollout
-
-rollout.register()
 
 
 def _register_engine(_: ModuleType) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -190,13 +192,21 @@ async def test_what_cannot_be_synced_still_drains(adapter):
     assert next(left, None) is None
 
 
-def test_verl_finds_the_rollout_by_name():
+def test_verl_finds_the_rollouts_by_name():
     from verl.workers.rollout.base import get_rollout_class
     from verl.workers.rollout.replica import get_rollout_replica_class
 
-    import rlinf_verl.rollout
-
-    for _ in range(2):
-        rlinf_verl.rollout.register()
     assert get_rollout_class("hf").__name__ == "InProcessAdapter"
     assert get_rollout_replica_class("hf").__name__ == "InProcessReplica"
+
+
+def test_the_policy_server_is_known_where_no_model_was_read():
+    """A worker that only receives weights does not import model.external_lib."""
+    code = """
+from verl.workers.rollout.base import get_rollout_class
+from verl.workers.rollout.replica import get_rollout_replica_class
+print(get_rollout_replica_class("openvla").__name__, get_rollout_class("openvla").__name__)
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-2:] == ["VLAReplica", "VLAAdapter"]

@@ -10,7 +10,7 @@ from rlinf_plugins.scheduler.lock.fence import MemoryFence
 from rlinf_plugins.scheduler.lock.local import LocalLock
 from rlinf_plugins.scheduler.lock.virtual import VirtualDevices, VirtualResident
 from rlinf_verl.trainer.residents import WorkingRoom
-from rlinf_verl.trainer.sharing import Sharing, Tenants
+from rlinf_verl.trainer.sharing import Sharing, Tenants, fence_folder
 from rlinf_verl.trainer.sharing_metrics import switch_lines, switch_metrics
 from rlinf_verl.trainer.sharing_trainer import STEP, SharesDevices
 
@@ -283,3 +283,21 @@ def test_spans_become_numbers_and_lines():
     first, second = switch_lines(spans)
     assert first.startswith("actor came, rollout left (actor#2 runs next; 50 bytes in, 60 out, 2 waiting)")
     assert second == "actor left (asked to leave) in 2.000 s"
+
+
+def test_jobs_of_different_clusters_do_not_fence_each_other_off(monkeypatch):
+    """Two jobs on one machine, each with its own Ray, may both call a device ``host/gpu:0``."""
+    import ray
+
+    folders = []
+    for address in ("127.0.0.1:6379", "127.0.0.1:6379", "127.0.0.1:6380"):
+        monkeypatch.setattr(ray, "get_runtime_context", lambda address=address: SimpleNamespace(gcs_address=address))
+        folders.append(fence_folder())
+    assert folders[0] == folders[1] != folders[2]
+
+
+@pytest.mark.slow
+def test_the_fences_of_a_cluster_have_one_folder(ray_session):
+    folder = ray_session.get(ray_session.remote(fence_folder).remote())
+    assert folder == fence_folder()
+    assert folder.count("/") == 4, "one folder, whatever the cluster's address"
