@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from time import time
 
-import httpx
+import aiohttp
 
 from rlinf_plugins.core.errors import ConfigError
 from rlinf_plugins.tools import protocol
@@ -15,6 +15,9 @@ from rlinf_plugins.tools.tool import Tool
 
 _RETRYABLE_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _ONLY_BUSY = frozenset({429, 503})
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_KEEP_S = 4.0
+"""Seconds an unused connection is kept: less than uvicorn's 5, so that no query is sent into a closing one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,46 +45,56 @@ class HttpConfig:
 
 
 class _HttpEndpoint:
-    """One kept-alive client; every way a request can go wrong becomes a failure."""
+    """One kept-alive session; every way a request can go wrong becomes a failure."""
 
     def __init__(self, config: HttpConfig, path: str) -> None:
         base = config.url.rstrip("/").removesuffix("/retrieve").removesuffix("/access")
         self.url = f"{base}/{path}"
-        self._limit = config.max_reply_bytes
-        # Environment proxies are ignored: retrieval servers are local, and a proxy would see every query.
-        self._client = httpx.AsyncClient(
-            limits=httpx.Limits(max_connections=config.connections, max_keepalive_connections=config.connections),
-            timeout=httpx.Timeout(None, connect=config.connect_s),
-            follow_redirects=False,
-            trust_env=False,
-            headers={"content-type": "application/json"},
-        )
+        self._config = config
+        self._session: aiohttp.ClientSession | None = None
 
     async def post(self, body: bytes, timeout_s: float) -> bytes | Failure:
+        if self._session is None:
+            self._session = self._open()
+        limits = aiohttp.ClientTimeout(total=timeout_s, sock_connect=self._config.connect_s)
         try:
-            async with self._client.stream("POST", self.url, content=body, timeout=timeout_s) as response:
-                if response.status_code != 200:
+            async with self._session.post(self.url, data=body, timeout=limits, allow_redirects=False) as response:
+                if response.status != 200:
                     return self._status_failure(response)
-                chunks, size = [], 0
-                async for chunk in response.aiter_bytes():
-                    chunks.append(chunk)
-                    size += len(chunk)
-                    if size > self._limit:
-                        return self._failure(FailureKind.BAD_REPLY, f"the reply exceeds {self._limit} bytes")
-                return b"".join(chunks)
-        except httpx.TimeoutException as error:
-            return self._failure(FailureKind.TIMEOUT, f"{type(error).__name__} after {timeout_s:.2f} s")
-        except httpx.RemoteProtocolError as error:  # closed in the middle of a reply, or not HTTP at all
-            return self._failure(FailureKind.BAD_REPLY, f"the reply broke off: {error}")
-        except httpx.HTTPError as error:
-            return self._failure(FailureKind.UNAVAILABLE, f"{type(error).__name__}: {error}")
+                return await self._read(response)
+        except TimeoutError as error:
+            return self._failure(FailureKind.TIMEOUT, _named(error) if str(error) else f"no reply in {timeout_s:.2f} s")
+        except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, aiohttp.ClientResponseError) as error:
+            # closed in the middle of a reply, or not HTTP at all
+            return self._failure(FailureKind.BAD_REPLY, f"the reply broke off: {_named(error)}")
+        except aiohttp.ClientError as error:
+            return self._failure(FailureKind.UNAVAILABLE, _named(error))
 
     async def close(self) -> None:
-        await self._client.aclose()
+        if self._session is not None:
+            await self._session.close()
 
-    def _status_failure(self, response: httpx.Response) -> Failure:
-        status = response.status_code
-        if response.is_redirect:
+    def _open(self) -> aiohttp.ClientSession:
+        """Open the session, which must happen inside the event loop that uses it."""
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=self._config.connections, keepalive_timeout=_KEEP_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"content-type": "application/json"},
+            trust_env=False,  # retrieval servers are local, and a proxy from the environment would see every query
+        )
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes | Failure:
+        chunks, size = [], 0
+        async for chunk in response.content.iter_any():
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > self._config.max_reply_bytes:
+                return self._failure(FailureKind.BAD_REPLY, f"the reply exceeds {self._config.max_reply_bytes} bytes")
+        return b"".join(chunks)
+
+    def _status_failure(self, response: aiohttp.ClientResponse) -> Failure:
+        status = response.status
+        if status in _REDIRECTS:
             target = response.headers.get("location", "nowhere")
             return Failure(
                 kind=FailureKind.STATUS,
@@ -91,7 +104,7 @@ class _HttpEndpoint:
         kind = FailureKind.OVERLOADED if status in _ONLY_BUSY else FailureKind.STATUS
         return Failure(
             kind=kind,
-            message=f"{self.url} answered {status} {response.reason_phrase}",
+            message=f"{self.url} answered {status} {response.reason}",
             retryable=status in _RETRYABLE_STATUS,
             retry_after_s=_retry_after(response.headers.get("retry-after")),
             whole_batch=True,
@@ -157,6 +170,10 @@ class HttpAccessTool(Tool[str, Passages]):
     async def close(self) -> None:
         """Close the connections."""
         await self._endpoint.close()
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _retry_after(header: str | None) -> float | None:
