@@ -12,7 +12,12 @@ from omegaconf import DictConfig, OmegaConf
 from torch.utils.data import Dataset
 
 from rlinf_plugins.core.config import from_mapping
-from rlinf_plugins.core.errors import ConfigError
+from rlinf_plugins.core.errors import ConfigError, PoolUsageError
+from rlinf_plugins.envs import EnvSpec, InitialState
+from rlinf_plugins.envs.desk import check_initial
+
+_MANY_TASKS = 1000
+"""Rows that are looked at for tasks: each trial of every task comes before the next trial."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,3 +86,27 @@ class EpisodeDataset(Dataset[dict[str, Any]]):
             "data_source": self._episodes.source,
             "reward_model": {"style": "environment", "ground_truth": None},
         }
+
+
+def check_episodes(config: DictConfig, spec: EnvSpec) -> None:
+    """Refuse prompts that name initial states the environments do not have: such episodes would fail at every step.
+
+    Args:
+        config: veRL's whole configuration; validation's prompts count only where the job validates.
+        spec: What the environments offer.
+
+    Raises:
+        ConfigError: A task or an initial state that does not exist.
+    """
+    validates = bool(config.trainer.val_before_train) or int(config.trainer.test_freq) > 0
+    for part in ("train", *(["val"] if validates else [])):
+        files, most = config.data[f"{part}_files"], config.data.get(f"{part}_max_samples", -1)
+        if not isinstance(files, Mapping | DictConfig):
+            continue  # prompts of another data set
+        data = EpisodeDataset(files, None, config.data, max_samples=most)
+        for index in {*range(min(len(data), _MANY_TASKS)), len(data) - 1}:
+            row = data[index]
+            try:
+                check_initial(spec, InitialState(task=row["task"], trial=row["trial"]))
+            except PoolUsageError as error:
+                raise ConfigError(f"data.{part}_files={dict(files)}: {error}") from error

@@ -15,6 +15,7 @@ from rlinf_plugins.core.errors import RestartStormError
 from rlinf_plugins.envs import EnvPool, InitialState
 from rlinf_verl import handshake
 from rlinf_verl.trainer.arrivals import RolloutFailure
+from rlinf_verl.vla.dataset import check_episodes
 from rlinf_verl.vla.loop_config import embodied_config
 from rlinf_verl.vla.loop_episode import EpisodeRunner
 from rlinf_verl.vla.loss_value import value_options
@@ -80,6 +81,11 @@ class EmbodiedWorker:
         self._broken: asyncio.Future[None] | None = None
         options = embodied_config(config)
         self._pool = EnvPool(options.make_factory(), options.share(index), options.pool)
+        try:
+            check_episodes(config, self._pool.spec)
+        except Exception:
+            self._pool.close()
+            raise
         self._slots = Slots(options.share(index))
         given = OmegaConf.to_container(config.actor_rollout_ref.model.override_config or OmegaConf.create())
         always = value_options(given if isinstance(given, dict) else {}).value_bootstrap == "always"

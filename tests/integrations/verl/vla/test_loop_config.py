@@ -1,8 +1,11 @@
+import dataclasses
+
 import pytest
 from omegaconf import OmegaConf
 
 from rlinf_plugins.core.errors import ConfigError, UnknownNameError
-from rlinf_verl.vla.dataset import EpisodeDataset
+from rlinf_plugins.envs import EnvSpec
+from rlinf_verl.vla.dataset import EpisodeDataset, check_episodes
 from rlinf_verl.vla.loop_config import EmbodiedConfig, embodied_config
 
 
@@ -55,3 +58,37 @@ def test_the_dataset_names_task_and_initial_state():
 def test_the_dataset_refuses_what_is_no_set_of_episodes(files):
     with pytest.raises(ConfigError):
         EpisodeDataset(files, None, OmegaConf.create({}))
+
+
+def job(*, train, val=None, test_freq=-1):
+    return OmegaConf.create(
+        {
+            "trainer": {"val_before_train": False, "test_freq": test_freq},
+            "data": {"train_files": train, "val_files": val, "train_max_samples": -1, "val_max_samples": -1},
+        }
+    )
+
+
+SPEC = EnvSpec(
+    name="Toy", action_low=(-1.0,), action_high=(1.0,), observation={}, metrics=(), tasks=("stack", "pour"), trials=5
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (job(train={"tasks": [0], "trials": 6}), r"data\.train_files=.*Toy has no initial state 5 of a task; it has 5"),
+        (job(train={"tasks": [0, 2], "trials": 2}), r"data\.train_files=.*Toy has no task 2; it has 0: stack, 1: pour"),
+        (job(train={"trials": 5}, val={"trials": 1, "first_trial": 64}, test_freq=5), r"data\.val_files=.*state 64"),
+    ],
+)
+def test_initial_states_that_do_not_exist_are_refused(config, message):
+    with pytest.raises(ConfigError, match=message):
+        check_episodes(config, SPEC)
+
+
+def test_prompts_are_held_to_the_environments_only_where_they_are_used():
+    check_episodes(job(train={"tasks": [0, 1], "trials": 5}, val={"trials": 1, "first_trial": 64}), SPEC)
+    check_episodes(job(train="prompts.parquet", val="prompts.parquet", test_freq=5), SPEC)
+    endless = dataclasses.replace(SPEC, trials=None)
+    check_episodes(job(train={"trials": 10**6}), endless)
