@@ -2,12 +2,14 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from rlinf_plugins.core.config import from_mapping
 from rlinf_plugins.core.errors import ConfigError, CorpusError, IndexVersionError, MissingAssetError
 from rlinf_plugins.testing.retrievers import CORPUS, RetrieverConformance, write_corpus
 from rlinf_plugins.tools.corpus import Corpus
+from rlinf_plugins.tools.encoder import Encoder, EncoderConfig
 from rlinf_plugins.tools.index import IndexConfig, build_index, manifests, open_index
 from rlinf_plugins.tools.pool import ToolPool
 from rlinf_plugins.tools.results import Query
@@ -116,6 +118,17 @@ def test_dense_and_faiss_agree(corpus_file, tmp_path_factory, encoder, monkeypat
     for ours, theirs in zip(dense.search(queries, 3), exact.search(queries, 3), strict=True):
         assert ours[0].id == theirs[0].id
         assert ours[0].score == pytest.approx(theirs[0].score, abs=0.01)
+
+
+@pytest.mark.parametrize(("dtype", "least"), [("float32", 1 - 1e-5), ("bfloat16", 0.999)])
+def test_a_text_has_its_vector_whatever_is_encoded_with_it(encoder, dtype, least):
+    lone = Encoder(EncoderConfig(**encoder, dtype="float32"))
+    texts = [" ".join([*text.split(), title] * (1 + i % 3)) for i, (_, title, text) in enumerate(CORPUS * 6)]
+    together = Encoder(EncoderConfig(**encoder, dtype=dtype)).passages(texts)
+    alone = np.concatenate([lone.passages([text]) for text in texts])
+    assert together.dtype == np.float32
+    assert (together * alone).sum(axis=1).min() > least
+    assert lone.queries([]).shape == (0, 64)
 
 
 def test_a_faiss_id_of_minus_one_is_not_the_last_passage(corpus_file, tmp_path_factory, encoder):
