@@ -21,7 +21,7 @@ Search = Callable[[str], Sequence[Passage]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmupConfig:
-    """How the warm-up is run.
+    """How the warm-up is run. By default it stops early: about a third of the answers are right after it.
 
     Attributes:
         traces: Number of traces.
@@ -34,7 +34,7 @@ class WarmupConfig:
     """
 
     traces: int = 96
-    epochs: int = 2
+    epochs: int = 1
     batch: int = 8
     lr: float = 2e-4
     noise: float = 0.5
