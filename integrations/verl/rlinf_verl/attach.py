@@ -1,7 +1,6 @@
 """Registers the plugin's parts with veRL: what at once, what when which veRL module is imported."""
 
 import functools
-import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -56,8 +55,6 @@ def _check_before_ray(module: ModuleType) -> None:
         try:
             preflight.run(kwargs["config"] if "config" in kwargs else args[0])
         except RlinfError as error:
-            if os.environ.get("HYDRA_FULL_ERROR") == "1":
-                raise
             sys.exit(f"{type(error).__name__}: {error}")  # a mistake of the user's: the message, without our frames
         return original(*args, **kwargs)
 

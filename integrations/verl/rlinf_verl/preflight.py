@@ -109,8 +109,10 @@ def check_sizes(config: DictConfig, options: M2FlowConfig) -> None:
     """Check devices and batch sizes against each other.
 
     Raises:
-        ConfigError: More devices than exist, or a batch that does not divide; the message does the arithmetic.
+        ConfigError: A size that is no positive whole number, more devices than exist, or a batch that does not divide;
+            the message does the arithmetic.
     """
+    _check_whole_numbers(config)
     trainer, actor, rollout = config.trainer, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     asked = trainer.n_gpus_per_node * trainer.nnodes
     if options.virtual_devices.count:
@@ -136,6 +138,31 @@ def check_sizes(config: DictConfig, options: M2FlowConfig) -> None:
             f"the largest mini-batch that fits is {_largest_divisor(batch, mini)}"
         )
     _check_micro_batches(config, asked)
+
+
+_SIZES = (
+    "trainer.n_gpus_per_node",
+    "trainer.nnodes",
+    "data.train_batch_size",
+    "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "actor_rollout_ref.rollout.data_parallel_size",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+)
+_SIZES_OR_NONE = (
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+)
+
+
+def _check_whole_numbers(config: DictConfig) -> None:
+    """Check the sizes that are counted with here."""
+    for key in (*_SIZES, *_SIZES_OR_NONE):
+        value = OmegaConf.select(config, key)
+        if value is None and key in _SIZES_OR_NONE:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{key} must be a positive whole number, got {value!r}")
 
 
 def _check_micro_batches(config: DictConfig, devices: int) -> None:

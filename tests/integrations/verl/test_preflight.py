@@ -64,6 +64,18 @@ def test_sizes_that_do_not_fit_are_refused_with_the_arithmetic(changes, parts):
         assert part in str(caught.value)
 
 
+@pytest.mark.parametrize("key", [*preflight._SIZES, *preflight._SIZES_OR_NONE])
+@pytest.mark.parametrize("value", ["banana", 0, -2, 1.5, True])
+def test_sizes_that_are_no_whole_numbers_are_refused(key, value):
+    with pytest.raises(ConfigError, match=f"{key} must be a positive whole number, got {value!r}"):
+        preflight.check_sizes(job(**{key.replace(".", "__"): value}), OPTIONS)
+
+
+@pytest.mark.parametrize("key", preflight._SIZES_OR_NONE)
+def test_a_micro_batch_may_be_left_to_verl(key):
+    preflight.check_sizes(job(**{key.replace(".", "__"): None}), OPTIONS)
+
+
 def test_sizes_that_fit_pass():
     preflight.check_sizes(job(), OPTIONS)
 
