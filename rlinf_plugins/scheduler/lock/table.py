@@ -72,6 +72,10 @@ class LeaseTable:
         del self.held[lease.owner], self.tokens[lease.token]
         self.devices.give(held.claim)
 
+    def unheard_of(self, token: int) -> bool:
+        """Say whether ``token`` may be of a lock before this one: not known here, and smaller than any to come."""
+        return token not in self.tokens and token < self.next_token
+
     def owned(self, token: int, owner: str) -> Held:
         """Return the lease ``token`` of ``owner``.
 

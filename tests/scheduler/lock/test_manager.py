@@ -303,6 +303,22 @@ def test_a_restarted_lock_waits_for_earlier_holders(make, clock):
     assert granted(lock)["b"].token > old.token
 
 
+def test_a_restarted_lock_takes_the_release_of_who_has_not_come_forward_yet(make, clock):
+    """A holder may release before its next heartbeat tells the new lock of the lease."""
+    lock = make(2, recovery_s=10.0, first_token=100)
+    assert lock.release(7, "a")
+    with pytest.raises(NotOwnerError, match="no such lease was ever granted"):
+        lock.release(100, "a")
+    kept = Lease(8, "b", "b", frozenset(["gpu:0"]), False, 0)
+    assert lock.reassert(kept)
+    with pytest.raises(NotOwnerError, match="belongs to b"):
+        lock.release(8, "a")
+    clock.advance(10)
+    lock.renew("b")
+    with pytest.raises(StaleTokenError):
+        lock.release(7, "a")
+
+
 def test_two_earlier_holders_of_one_device_cannot_both_come_forward(make):
     lock = make(2, recovery_s=10.0)
     assert lock.reassert(Lease(5, "a", "a", frozenset(["gpu:0"]), False, 0))

@@ -252,6 +252,14 @@ def test_a_killed_lock_comes_back_with_its_leases(ray_session, lock_actor, clien
     client.release(lease)
 
 
+def test_a_killed_lock_takes_a_release_before_the_next_heartbeat(ray_session, lock_actor, client):
+    lease = client.acquire(["d0"])
+    pid = ray_session.get(lock_actor.__ray_call__.remote(lambda self: os.getpid()))
+    os.kill(pid, signal.SIGKILL)
+    assert client.release(lease)
+    client.release(client.acquire(["d0"], owner="other", timeout_s=60.0))
+
+
 def test_a_suspended_lock_blames_nobody(ray_session, lock_actor, client):
     lease = client.acquire(["d0"])
     pid = ray_session.get(lock_actor.__ray_call__.remote(lambda self: os.getpid()))
