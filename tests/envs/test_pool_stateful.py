@@ -220,10 +220,18 @@ class PoolAgainstModel(RuleBasedStateMachine):
     @invariant()
     def every_episode_that_ended_is_on_record_once(self):
         for record in self.pool.drain_records():
+            self.notice(record.number)
             initial, endings, length, ret = self.expected.pop(record.number)
             assert (record.initial, record.length) == (initial, length)
             assert record.ending in endings
             assert record.ret == pytest.approx(ret, abs=1e-5)
+
+    def notice(self, number):
+        """The pool may learn of a killed worker whenever it looks, also while another slot is waited for."""
+        for model in self.slots:
+            if model.killed and model.open == number:
+                model.failed = True
+                self.close(model, "failed")
 
     def teardown(self):
         self.pool.recv(SLOTS)

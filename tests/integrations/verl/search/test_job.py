@@ -10,6 +10,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(420)]
 
 PLACES = ("Aland", "Borduria", "Cloud", "Dorne")
 SETTINGS = [
+    "algorithm.rollout_correction.bypass_mode=false",  # compute the old log-probs too, to compare
     "+recipe=search_r1_grpo_tiny",
     "trainer.v1.trainer_mode=m2flow",
     "trainer.total_training_steps=2",
