@@ -85,11 +85,12 @@ def _register_cpu_engines(module: ModuleType) -> None:
 
 
 def _register_rollouts(_: ModuleType) -> None:
-    from rlinf_verl import rollout
-    from rlinf_verl.vla import rollout as policy_server
+    from rlinf_verl.rollout import register
 
-    rollout.register()
-    policy_server.register()  # here, as a worker that only receives weights does not import model.external_lib
+    own, policy = "rlinf_verl.rollout.replica", "rlinf_verl.vla.rollout_server"
+    register("hf", replica=f"{own}.InProcessReplica", adapter=f"{own}.InProcessAdapter")
+    # Here, as a worker that only receives weights does not import model.external_lib.
+    register("openvla", replica=f"{policy}.VLAReplica", adapter=f"{policy}.VLAAdapter")
 
 
 def _register_weight_transport(module: ModuleType) -> None:

@@ -51,6 +51,30 @@ def run_job(folder: Path, name: str, *overrides: str, env: dict[str, str] | None
 
 
 @pytest.fixture(scope="session")
+def read_actor():
+    """Read the actor's parameters from a folder of checkpoints: ``read_actor(folder, step)``."""
+    import torch
+
+    def read(folder: Path, step: int) -> dict:
+        path = folder / f"global_step_{step}" / "actor" / "model_world_size_1_rank_0.pt"
+        state = torch.load(path, weights_only=False)
+        return {name: (t.full_tensor() if hasattr(t, "full_tensor") else t) for name, t in state.items()}
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def largest_relative_difference():
+    """Compare two sets of parameters by name, each difference over the norm of the right one."""
+
+    def compare(left: dict, right: dict) -> float:
+        assert left.keys() == right.keys()
+        return max(((left[k] - right[k]).norm() / right[k].norm().clamp_min(1e-12)).item() for k in left)
+
+    return compare
+
+
+@pytest.fixture(scope="session")
 def tiny_text(tmp_path_factory) -> Path:
     """A folder with the tiny text job in it."""
     from rlinf_verl import tiny_text as job

@@ -1,7 +1,5 @@
 """Whole jobs on the tiny text task, through veRL's own command."""
 
-from pathlib import Path
-
 import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -20,19 +18,6 @@ def replay(steps: int, checkpoints: str) -> list[str]:
         "skip.rollout_tq.dump_dir=recorded",
         "skip.rollout_tq.steps=[1,2]",
     ]
-
-
-def actor(folder: Path, step: int) -> dict:
-    import torch
-
-    path = folder / f"global_step_{step}" / "actor" / "model_world_size_1_rank_0.pt"
-    state = torch.load(path, weights_only=False)
-    return {name: (t.full_tensor() if hasattr(t, "full_tensor") else t) for name, t in state.items()}
-
-
-def largest_relative_difference(left: dict, right: dict) -> float:
-    assert left.keys() == right.keys()
-    return max(((left[k] - right[k]).norm() / right[k].norm().clamp_min(1e-12)).item() for k in left)
 
 
 APART = (
@@ -73,14 +58,16 @@ def parity(tiny_text, run_verl, write_profile):
 
 
 @pytest.mark.parametrize("mode", ["m2flow", "spatial"])
-def test_m2flow_takes_the_steps_sync_takes(parity, mode):
+def test_m2flow_takes_the_steps_sync_takes(parity, mode, read_actor, largest_relative_difference):
     folder, _ = parity
     for step in (1, 2):
         difference = largest_relative_difference(
-            actor(folder / f"checkpoints-{mode}", step), actor(folder / "checkpoints-sync", step)
+            read_actor(folder / f"checkpoints-{mode}", step), read_actor(folder / "checkpoints-sync", step)
         )
         assert difference <= 1e-5, f"step {step}"
-    moved = largest_relative_difference(actor(folder / "checkpoints-sync", 1), actor(folder / "checkpoints-sync", 2))
+    moved = largest_relative_difference(
+        read_actor(folder / "checkpoints-sync", 1), read_actor(folder / "checkpoints-sync", 2)
+    )
     assert moved > 1e-3, "the steps changed nothing, so equality proves nothing"
 
 
@@ -111,7 +98,7 @@ def test_auto_says_what_it_chose_and_reports_predicted_beside_actual(parity):
             assert step[f"m2flow/actual_s/{name}"] > 0.0
 
 
-def test_a_resumed_job_takes_the_same_next_step(parity, run_verl):
+def test_a_resumed_job_takes_the_same_next_step(parity, run_verl, read_actor, largest_relative_difference):
     folder, _ = parity
     (folder / "resumed").mkdir()
     start = folder / "checkpoints-m2flow" / "global_step_1"
@@ -127,7 +114,9 @@ def test_a_resumed_job_takes_the_same_next_step(parity, run_verl):
     )
     assert job.returncode == 0, job.tail()
     assert [step["training/global_step"] for step in job.metrics] == [2]
-    difference = largest_relative_difference(actor(folder / "resumed", 2), actor(folder / "checkpoints-m2flow", 2))
+    difference = largest_relative_difference(
+        read_actor(folder / "resumed", 2), read_actor(folder / "checkpoints-m2flow", 2)
+    )
     assert difference <= 1e-5
 
 

@@ -1,24 +1,25 @@
-"""Rollout engines registered with veRL.
+"""Rollout engines registered with veRL, each a server actor with the engine in it."""
 
-``register`` makes ``actor_rollout_ref.rollout.name=hf`` known: a Hugging Face model served in process, the default
-on machines without a GPU.
-"""
-
-NAME = "hf"
+import pkgutil
 
 
-def register() -> None:
-    """Tell veRL of the ``hf`` rollout; may be called again.
+def register(name: str, *, replica: str, adapter: str) -> None:
+    """Make ``actor_rollout_ref.rollout.name=NAME`` known to veRL; may be called again.
 
     Imports veRL's two registries and nothing else of it; the engine is imported when a job asks for it. veRL has no
     function to register an adapter, hence the write into its table (pinned by a contract test).
+
+    Args:
+        name: Name of the rollout.
+        replica: Dotted name of its replica class.
+        adapter: Dotted name of the class that pushes weights to it.
     """
-    from verl.workers.rollout import base, replica
+    from verl.workers.rollout import base
+    from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
-    def load() -> type[replica.RolloutReplica]:
-        from rlinf_verl.rollout.replica import InProcessReplica
+    def load() -> type[RolloutReplica]:
+        found: type[RolloutReplica] = pkgutil.resolve_name(replica)
+        return found
 
-        return InProcessReplica
-
-    replica.RolloutReplicaRegistry.register(NAME, load)
-    base._ROLLOUT_REGISTRY[(NAME, "async")] = "rlinf_verl.rollout.replica.InProcessAdapter"
+    RolloutReplicaRegistry.register(name, load)
+    base._ROLLOUT_REGISTRY[(name, "async")] = adapter

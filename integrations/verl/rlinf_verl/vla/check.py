@@ -12,8 +12,7 @@ from rlinf_verl.vla.loop_config import WHERE, EmbodiedConfig, embodied_config
 from rlinf_verl.vla.loss_gae import ESTIMATOR
 from rlinf_verl.vla.loss_level import level_of
 from rlinf_verl.vla.loss_value import value_options
-from rlinf_verl.vla.rollout import NAME
-from rlinf_verl.vla.rollout_options import VLAOptions
+from rlinf_verl.vla.rollout_options import NAME, VLAOptions
 
 
 def check_policy(config: DictConfig) -> None:

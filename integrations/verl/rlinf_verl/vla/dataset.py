@@ -16,9 +16,6 @@ from rlinf_plugins.core.errors import ConfigError, PoolUsageError
 from rlinf_plugins.envs import EnvSpec, InitialState
 from rlinf_plugins.envs.desk import check_initial
 
-_MANY_TASKS = 1000
-"""Rows that are looked at for tasks: each trial of every task comes before the next trial."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Episodes:
@@ -87,6 +84,16 @@ class EpisodeDataset(Dataset[dict[str, Any]]):
             "reward_model": {"style": "environment", "ground_truth": None},
         }
 
+    def check(self, spec: EnvSpec) -> None:
+        """Refuse rows whose initial state the environments do not have.
+
+        Raises:
+            PoolUsageError: A task or an initial state that does not exist.
+        """
+        for index in {*range(min(len(self), len(self._episodes.tasks))), len(self) - 1}:  # all tasks, the last trial
+            row = self[index]
+            check_initial(spec, InitialState(task=row["task"], trial=row["trial"]))
+
 
 def check_episodes(config: DictConfig, spec: EnvSpec) -> None:
     """Refuse prompts that name initial states the environments do not have: such episodes would fail at every step.
@@ -104,9 +111,7 @@ def check_episodes(config: DictConfig, spec: EnvSpec) -> None:
         if not isinstance(files, Mapping | DictConfig):
             continue  # prompts of another data set
         data = EpisodeDataset(files, None, config.data, max_samples=most)
-        for index in {*range(min(len(data), _MANY_TASKS)), len(data) - 1}:
-            row = data[index]
-            try:
-                check_initial(spec, InitialState(task=row["task"], trial=row["trial"]))
-            except PoolUsageError as error:
-                raise ConfigError(f"data.{part}_files={dict(files)}: {error}") from error
+        try:
+            data.check(spec)
+        except PoolUsageError as error:
+            raise ConfigError(f"data.{part}_files={dict(files)}: {error}") from error

@@ -81,11 +81,7 @@ class EmbodiedWorker:
         self._broken: asyncio.Future[None] | None = None
         options = embodied_config(config)
         self._pool = EnvPool(options.make_factory(), options.share(index), options.pool)
-        try:
-            check_episodes(config, self._pool.spec)
-        except Exception:
-            self._pool.close()
-            raise
+        check_episodes(config, self._pool.spec)
         self._slots = Slots(options.share(index))
         given = OmegaConf.to_container(config.actor_rollout_ref.model.override_config or OmegaConf.create())
         always = value_options(given if isinstance(given, dict) else {}).value_bootstrap == "always"

@@ -6,6 +6,9 @@ from typing import Literal
 from rlinf_plugins.core.errors import ConfigError
 from rlinf_verl.rollout.options import HFOptions
 
+NAME = "openvla"
+"""``actor_rollout_ref.rollout.name`` of the policy server."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VLAOptions(HFOptions):

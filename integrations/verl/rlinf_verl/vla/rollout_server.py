@@ -17,9 +17,8 @@ from rlinf_verl.rollout.options import check_single_process, options
 from rlinf_verl.rollout.replica import InProcessAdapter, InProcessReplica
 from rlinf_verl.rollout.server import RolloutServer
 from rlinf_verl.rollout.weights import ResidentWeights
-from rlinf_verl.vla.rollout import NAME
 from rlinf_verl.vla.rollout_engine import Decision, PolicyEngine, PolicyRequest, sampling_of
-from rlinf_verl.vla.rollout_options import VLAOptions
+from rlinf_verl.vla.rollout_options import NAME, VLAOptions
 
 
 def build_policy_engine(rollout: Any, path: str, replica_rank: int) -> PolicyEngine:

@@ -196,6 +196,11 @@ def test_verl_finds_the_rollouts_by_name():
     from verl.workers.rollout.base import get_rollout_class
     from verl.workers.rollout.replica import get_rollout_replica_class
 
+    import rlinf_verl.rollout
+
+    own = "rlinf_verl.rollout.replica"
+    for _ in range(2):
+        rlinf_verl.rollout.register("hf", replica=f"{own}.InProcessReplica", adapter=f"{own}.InProcessAdapter")
     assert get_rollout_class("hf").__name__ == "InProcessAdapter"
     assert get_rollout_replica_class("hf").__name__ == "InProcessReplica"
 

@@ -49,21 +49,12 @@ def test_with_tight_memory_they_take_turns_and_say_so(jobs):
         assert 0 < step["sharing/switch_s"] <= step["sharing/waited_s"]
 
 
-def test_turns_change_no_parameter(jobs, tiny_text):
-    import torch
-
+def test_turns_change_no_parameter(jobs, tiny_text, read_actor):
     for step in (1, 2):
-        states = [
-            torch.load(
-                tiny_text / f"checkpoints-{name}" / f"global_step_{step}" / "actor" / "model_world_size_1_rank_0.pt",
-                weights_only=False,
-            )
-            for name in ("ample", "tight")
-        ]
-        full = [{k: v.full_tensor() if hasattr(v, "full_tensor") else v for k, v in state.items()} for state in states]
-        assert full[0].keys() == full[1].keys()
-        for name, value in full[0].items():
-            assert (value - full[1][name]).norm() <= 1e-5 * value.norm(), f"step {step}: {name}"
+        ample, tight = (read_actor(tiny_text / f"checkpoints-{name}", step) for name in ("ample", "tight"))
+        assert ample.keys() == tight.keys()
+        for name, value in ample.items():
+            assert (value - tight[name]).norm() <= 1e-5 * value.norm(), f"step {step}: {name}"
 
 
 def test_what_can_never_fit_is_refused_before_ray_starts(tiny_text, run_verl):

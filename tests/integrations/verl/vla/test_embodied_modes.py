@@ -37,20 +37,7 @@ APART = [
 ]
 
 
-def weights(folder, step):
-    import torch
-
-    path = folder / f"global_step_{step}" / "actor" / "model_world_size_1_rank_0.pt"
-    state = torch.load(path, weights_only=False)
-    return {name: (t.full_tensor() if hasattr(t, "full_tensor") else t) for name, t in state.items()}
-
-
-def difference(left, right):
-    assert left.keys() == right.keys()
-    return max(((left[k] - right[k]).norm() / right[k].norm().clamp_min(1e-12)).item() for k in left)
-
-
-def test_apart_and_streaming_it_takes_the_same_steps(tmp_path, run_verl):
+def test_apart_and_streaming_it_takes_the_same_steps(tmp_path, run_verl, read_actor, largest_relative_difference):
     from rlinf_plugins.models.openvla import ActionSpec, TinySizes, make_tiny_checkpoint
 
     spec = ActionSpec(decoding="parallel", chunk=1, dim=2)
@@ -64,10 +51,10 @@ def test_apart_and_streaming_it_takes_the_same_steps(tmp_path, run_verl):
         assert [step["training/rollout_failure/count"] for step in job.metrics] == [0, 0]
     assert [step["m2flow/streamed_share"] for step in jobs["apart"].metrics] == [1.0, 1.0]
     for step in (1, 2):
-        ours, theirs = (weights(tmp_path / f"{name}-checkpoints", step) for name in ("apart", "together"))
-        assert difference(ours, theirs) <= 1e-5, f"step {step}"
-    first, second = (weights(tmp_path / "together-checkpoints", step) for step in (1, 2))
-    assert difference(first, second) > 1e-3, "the steps changed nothing, so equality proves nothing"
+        ours, theirs = (read_actor(tmp_path / f"{name}-checkpoints", step) for name in ("apart", "together"))
+        assert largest_relative_difference(ours, theirs) <= 1e-5, f"step {step}"
+    first, second = (read_actor(tmp_path / "together-checkpoints", step) for step in (1, 2))
+    assert largest_relative_difference(first, second) > 1e-3, "the steps changed nothing, so equality proves nothing"
     for name in ("critic/score/mean", "actor/grad_norm", "actor/entropy"):
         ours, theirs = ([step[name] for step in jobs[job].metrics] for job in ("apart", "together"))
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-7), name
