@@ -32,7 +32,7 @@ REFERENCE = (
     "actor_rollout_ref.actor.use_kl_loss=true",
     "actor_rollout_ref.actor.kl_loss_coef=0.1",
     # With Adam's usual 1e-8 a gradient of rounding errors alone moves a parameter by the whole learning rate.
-    "++actor_rollout_ref.actor.optim.override_optimizer_config.eps=1e-6",
+    "++actor_rollout_ref.actor.optim.override_optimizer_config.eps=1e-4",
 )
 
 

@@ -22,7 +22,7 @@ def jobs(tiny_text, run_verl):
             "trainer.save_freq=1",
             f"trainer.default_local_dir=checkpoints-{name}",
             # With Adam's usual 1e-8 a gradient of rounding errors alone moves a parameter by the whole learning rate.
-            "++actor_rollout_ref.actor.optim.override_optimizer_config.eps=1e-6",
+            "++actor_rollout_ref.actor.optim.override_optimizer_config.eps=1e-4",
             # The first job records its rollouts, the second one replays them.
             "skip.rollout_tq.enable=true",
             "skip.rollout_tq.dump_dir=recorded-sharing",
