@@ -77,7 +77,6 @@ def describe(symbol: str) -> str:
     return type(thing).__name__
 
 
-@pytest.mark.slow
 def test_no_symbol_is_used_without_being_listed():
     listed = set(json.loads(TABLE.read_text()))
     assert used() - listed == set(), "add these by printing the table anew"
